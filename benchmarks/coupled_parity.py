@@ -211,7 +211,7 @@ class Parity:
         draft_settings = {"model": str(draft), "dtype": self._options.dtype}
         with running(target, draft_settings, {"lookup_scope": "shared"}) as endpoints:
             info = worker_info(endpoints.first("target"))
-            if info.batch_invariant != (self._mode == INVARIANT):
+            if info.is_batch_invariant != (self._mode == INVARIANT):
                 sys.exit(f"the target computes on {info.attention_path}: that is not the mode {self._mode}")
             yield endpoints
 

@@ -114,7 +114,7 @@ def _held_of(endpoints: Endpoints) -> list[str]:
     left = []
     for worker in endpoints.workers:
         info = worker_info(worker)
-        counts = (info.num_slots_in_use, info.num_kv_blocks_in_use, info.num_tickets)
+        counts = (info.num_slots_in_use, info.num_kv_blocks_in_use, info.num_leases)
         if any(counts):
             left.append("{} still holds {} slots, {} blocks, {} tickets".format(worker.name, *counts))
     metrics = httpx.get(f"http://{endpoints.http}/metrics").text

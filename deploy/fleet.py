@@ -93,7 +93,7 @@ class Fleet:
         self._not_before_s: dict[str, float] = {}
         """Time before which no worker of a pool is started, by pool name."""
         self._counted_at_s = 0.0
-        self._published = registry_pb2.Membership(epoch=secrets.randbits(64) | 1)
+        self._published = registry_pb2.WorkerList(epoch=secrets.randbits(64) | 1)
         self._has_started = False
         self._needs_drafts = needs_drafts
         self._began_s = clock()
@@ -135,7 +135,7 @@ class Fleet:
         """Return the names of the workers that are starting."""
         return [member.name for member in self._members.values() if member.state == STARTING]
 
-    def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.Membership | None:
+    def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.WorkerList | None:
         """Bring all states up to date. Return the membership if it has changed, else None.
 
         reports: the gateways' reports. Raises OutriderError if the start fails.
@@ -166,7 +166,7 @@ class Fleet:
         """
         return self._sizes.ask(pool, count)
 
-    def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.Membership | None:
+    def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.WorkerList | None:
         """Drain every worker. Return the last membership. notice_s: seconds until all gateways have it."""
         self._is_ending = True
         self._notice_s = notice_s
@@ -202,7 +202,7 @@ class Fleet:
             self._see(seen)
         heard = set[str]()
         for report in reports:
-            heard.update(report.heard)
+            heard.update(report.responsive_workers)
         self._spare(heard, now_s)
 
     def _spare(self, heard: set[str], now_s: float) -> None:
@@ -491,13 +491,13 @@ class Fleet:
             self._is_published = self._has_started or (num_serving > 0 and is_late)
         return self._is_published
 
-    def _changed(self) -> registry_pb2.Membership | None:
+    def _changed(self) -> registry_pb2.WorkerList | None:
         """Return the membership, with the next version, if it differs from the last one; else None."""
-        now = registry_pb2.Membership(
+        now = registry_pb2.WorkerList(
             epoch=self._published.epoch,
             version=self._published.version,
             pools=list(map(_pool_message, self._all_pools())),
-            members=[member.message() for member in self._members.values()],
+            workers=[member.message() for member in self._members.values()],
         )
         if now == self._published:
             return None

@@ -16,9 +16,9 @@ from outrider.wire.settings.pools import Pool
 from outrider.wire.transport.hang_watch import describe_hang
 
 ROLES = {"target": registry_pb2.ROLE_TARGET, "draft": registry_pb2.ROLE_DRAFT}
-STARTING = registry_pb2.MEMBER_STATE_STARTING
-SERVING = registry_pb2.MEMBER_STATE_SERVING
-DRAINING = registry_pb2.MEMBER_STATE_DRAINING
+STARTING = registry_pb2.WORKER_STATE_STARTING
+SERVING = registry_pb2.WORKER_STATE_SERVING
+DRAINING = registry_pb2.WORKER_STATE_DRAINING
 MAX_RETRY_S = 10.0
 """Longest pause in seconds before another start of a worker that did not start; the first pause is 1 s."""
 
@@ -43,7 +43,7 @@ class PoolMember:
     pool: Pool
     worker: Replica
     """The worker's actor."""
-    state: registry_pb2.MemberState = STARTING
+    state: registry_pb2.WorkerState = STARTING
     started: StartedActor | None = None
     """Addresses of the worker in its present life; None before they are known, and after that life has ended."""
     epoch: int = 0
@@ -131,14 +131,14 @@ class PoolMember:
             num_slots = self.info.num_slots_in_use
         return (self.state == SERVING, num_slots, -int(self.name.rpartition("-")[2]))
 
-    def message(self) -> registry_pb2.Member:
+    def message(self) -> registry_pb2.Worker:
         """Return the worker's entry in the membership. It has the addresses unless the worker is starting."""
-        message = registry_pb2.Member(
+        message = registry_pb2.Worker(
             name=self.name,
             pool=self.pool.name,
             role=ROLES[self.pool.role],
             state=self.state,
-            why=without_folders(self.why, self.pool.worker.model),
+            reason=without_folders(self.why, self.pool.worker.model),
         )
         if self.started is not None and self.state != STARTING:
             message.address = self.started.address

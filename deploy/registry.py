@@ -37,7 +37,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
-        self._membership = pb.Membership()
+        self._membership = pb.WorkerList()
         self._changed = asyncio.Event()
         self._reports: dict[int, tuple[float, pb.GatewayReport]] = {}
         self._joined: set[asyncio.Task[Any]] = set()
@@ -53,7 +53,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 reports.append(report)
         return reports
 
-    def publish(self, membership: pb.Membership) -> None:
+    def publish(self, membership: pb.WorkerList) -> None:
         """Send the membership to all gateways. Call it on the loop's thread."""
         self._membership = membership
         self._changed.set()  # wakes those that wait for this event; the next ones wait for another
@@ -61,7 +61,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
     async def Join(
         self, request_iterator: AsyncIterator[pb.GatewayReport], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.Membership]:
+    ) -> AsyncIterator[pb.WorkerList]:
         """Read a gateway's reports, and yield the present membership and each later one."""
         self._num_joins += 1
         reading = asyncio.create_task(self._read(self._num_joins, request_iterator))
@@ -79,8 +79,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ScaleReply:
         """Return the sizes of pools. If the request has a count, set the number of workers of its pool before."""
         count = None
-        if request.HasField("count"):
-            count = request.count
+        if request.HasField("num_workers"):
+            count = request.num_workers
         return await asyncio.wrap_future(self._scale(request.pool, count))
 
     async def end_all(self) -> None:
@@ -89,7 +89,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         for reading in list(self._joined):
             reading.cancel()
 
-    async def _memberships(self, reading: asyncio.Task[None]) -> AsyncIterator[pb.Membership]:
+    async def _memberships(self, reading: asyncio.Task[None]) -> AsyncIterator[pb.WorkerList]:
         while not reading.done():
             changed, membership = self._changed, self._membership
             if membership.version:
@@ -157,10 +157,10 @@ class Registry:
             raise ConfigError(f"ray.registry is {address!r}: {error.message}", param="registry") from None
         return self.address
 
-    def publish(self, membership: pb.Membership) -> None:
+    def publish(self, membership: pb.WorkerList) -> None:
         """Send the membership to all gateways. May be called on any thread."""
         assert self._servicer is not None
-        message = pb.Membership(protocol=PROTOCOL)
+        message = pb.WorkerList(protocol=PROTOCOL)
         message.MergeFrom(membership)
         self._server.post([lambda: self._servicer.publish(message)])  # type: ignore[union-attr]
 

@@ -430,7 +430,7 @@ class PoolSizes:
         return registry_pb2.PoolSize(
             pool=pool.name,
             role=ROLES[pool.role],
-            num_wanted=self.wanted[pool.name],
+            num_desired=self.wanted[pool.name],
             num_starting=census.num_starting,
             num_serving=len(census.serving),
             num_draining=census.num_draining,

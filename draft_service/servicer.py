@@ -32,10 +32,10 @@ class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
         bound_strings(request)
         try:
             for check in self._checks:
-                await check(request.deliver_to, request.target_epoch)
+                await check(request.target_address, request.target_epoch)
         except (ConfigError, IncompatiblePair) as error:
-            return dpb.PairReply(why=error.message)
-        return dpb.PairReply(ok=True)
+            return dpb.PairReply(reason=error.message)
+        return dpb.PairReply(is_compatible=True)
 
     async def Control(self, requests: AsyncIterator[dpb.DraftRequestBatch], context: Any) -> None:
         await self._service.control(

@@ -55,10 +55,10 @@ def _parts(base: WorkerBase[Any]) -> WorkerParts:
         offer = HeadOffer.of(state.head.projection)
     deliverer = Deliverer(metrics, base.engine.submit, base.certificates, offer)
     checks = list[PairingCheck]()
-    if info.translates:
+    if info.supports_retokenization:
         vocabularies = TargetVocabularies(info, service.tokenizer, service.own_vocabulary, deliverer.stub)
         service.vocabulary_of = vocabularies.of
-        state.translations = vocabularies.infos
+        state.shared_vocabularies = vocabularies.infos
         checks.append(vocabularies.learn)
     if info.needs_features:
         checks += [deliverer.register, WiringTest(state, base.engine, metrics, deliverer.stub)]

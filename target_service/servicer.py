@@ -61,7 +61,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
     def _handle(self, owner: int, item: tpb.TargetRequest, respond: Respond) -> None:
         if item.WhichOneof("item") == "extend":
             message = item.extend
-            self._service.engine.submit(ExtendJob(owner, message.slot, message.ticket, message.until_len))
+            self._service.engine.submit(ExtendJob(owner, message.slot, message.ticket, message.lease_end_len))
         else:
             try:
                 job = verify_job(owner, item.verify, self._vocab_size, respond)
@@ -85,12 +85,12 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         try:
             with service.streams.beside():
                 async for batch in batches:
-                    check_batch(len(batch.items) + len(batch.asks))
+                    check_batch(len(batch.items) + len(batch.head_requests))
                     for item in batch.items:
                         summary.num_deliveries += 1
                         if not self._deliver(item):
                             summary.num_refused += 1
-                    for ask in batch.asks:
+                    for ask in batch.head_requests:
                         stream.handle(ask)
                     await stream.wait_read()
                 await stream.finish(summary)
@@ -141,7 +141,7 @@ def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respon
         base_len=message.base_len,
         committed_ids=tuple(message.committed_ids),
         tickets=list(tickets.items()),
-        until_len=message.until_len,
+        lease_end_len=message.lease_end_len,
         arrived_s=time.monotonic(),
         respond=respond,
         levels=levels_from_proto(message.levels, vocab_size),
@@ -160,7 +160,7 @@ def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
         drafter=verdict.drafter,
         depth=verdict.depth,
         num_cached_tokens=verdict.num_cached_tokens,
-        num_foretold=verdict.num_foretold,
+        num_predicted=verdict.num_predicted,
         logprobs=[_logprobs(*reported) for reported in verdict.logprobs],
         prompt_logprobs=[_logprobs(*reported, rank) for reported, rank in verdict.prompt_logprobs],
         levels=map(level_to_proto, verdict.levels),

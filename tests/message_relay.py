@@ -28,18 +28,18 @@ BATCHES: dict[str, Any] = {
 }
 Fate = Callable[[Any], Sequence[float]]
 """Of an item, after how many seconds it passes: (0.0,) as it comes, () never, two of them twice."""
-ONE_WAY = frozenset({"delivery", "extend", "advance", "rows", "rows asked for"})
+ONE_WAY = frozenset({"delivery", "extend", "advance", "features", "features asked for"})
 """Kinds of items that may be lost, come twice and in another order."""
 
 
 def kind_of(item: Any) -> str:
-    """Return "delivery", "rows", "rows asked for", or the name of a request."""
+    """Return "delivery", "features", "features asked for", or the name of a request."""
     if isinstance(item, tpb.Delivery):
         return "delivery"
-    if isinstance(item, tpb.FeatureRows):
-        return "rows"
+    if isinstance(item, tpb.FeatureChunk):
+        return "features"
     name = str(item.WhichOneof("item"))
-    return f"{name} asked for" if isinstance(item, tpb.FeatureAsk) else name
+    return f"{name} asked for" if isinstance(item, tpb.HeadRequest) else name
 
 
 def as_batch(method: str, items: Sequence[Any]) -> bytes:
@@ -47,13 +47,13 @@ def as_batch(method: str, items: Sequence[Any]) -> bytes:
     if method != DELIVER:
         return bytes(BATCHES[method](items=items).SerializeToString())
     deliveries = [item for item in items if isinstance(item, tpb.Delivery)]
-    asks = [item for item in items if isinstance(item, tpb.FeatureAsk)]
-    return tpb.DeliveryBatch(items=deliveries, asks=asks).SerializeToString()
+    asks = [item for item in items if isinstance(item, tpb.HeadRequest)]
+    return tpb.DeliveryBatch(items=deliveries, head_requests=asks).SerializeToString()
 
 
 def items_of(method: str, message: bytes) -> list[Any]:
     batch = BATCHES[method].FromString(message)
-    return [*batch.items, *(batch.asks if method == DELIVER else ())]
+    return [*batch.items, *(batch.head_requests if method == DELIVER else ())]
 
 
 def as_it_comes(item: Any) -> Sequence[float]:
@@ -174,12 +174,12 @@ class MessageRelay(grpc.GenericRpcHandler):
             try:
                 async for message in call:
                     batch = tpb.FeatureBatch.FromString(message)
-                    now, later = self._fates(list(batch.rows))
-                    del batch.rows[:]
-                    batch.rows.extend(now)
+                    now, later = self._fates(list(batch.chunks))
+                    del batch.chunks[:]
+                    batch.chunks.extend(now)
                     came.put_nowait(batch.SerializeToString())
                     for rows, delay_s in later:
-                        one = tpb.FeatureBatch(rows=[rows]).SerializeToString()
+                        one = tpb.FeatureBatch(chunks=[rows]).SerializeToString()
                         asyncio.get_running_loop().call_later(delay_s, came.put_nowait, one)
             finally:
                 came.put_nowait(None)

@@ -343,7 +343,7 @@ def wait_until_nothing_is_held(stack: Stack) -> None:
         infos = [stack.target_info()]
         if stack.draft is not None:
             infos.append(stack.draft_info())
-        if not any(info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_tickets for info in infos):
+        if not any(info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases for info in infos):
             return
         assert time.monotonic() < give_up, infos
         time.sleep(0.1)

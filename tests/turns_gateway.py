@@ -13,6 +13,6 @@ from gateway.workers.drafts import draft_limits
 from outrider.wire.requests.speculation import Speculation
 
 if __name__ == "__main__":
-    draft_limits.Speculation = partial(Speculation, sequential=True)  # type: ignore[assignment, misc]
+    draft_limits.Speculation = partial(Speculation, is_sequential=True)  # type: ignore[assignment, misc]
     verification.TOKENS_AHEAD = 1
     main(sys.argv[1:])

@@ -82,7 +82,7 @@ class SteppedPair:
         for slot, prompt in enumerate(prompts, start=len(self.committed) + 1):
             for worker in (self.draft, self.target):
                 answers: list[Any] = []
-                drafted: dict[str, Any] = {"deliver_to": "here", "speculation": speculation}
+                drafted: dict[str, Any] = {"target_address": "here", "speculation": speculation}
                 worker.handle(OpenJob(OWNER, slot, tuple(prompt), len(prompt), params, answers.append, **drafted))
                 if getattr(answers[0], "committed_len", None) != len(prompt):
                     raise RuntimeError(f"a slot was not opened: {answers[0]}")

@@ -40,21 +40,21 @@ class ModelState(ModelWorkerState):
 
     block: BlockShape | None = None
     """Layout of the blocks of masks that the model fills; None for a model that drafts one token at a time."""
-    translations: list[pb.Translation] = field(default_factory=list)
-    """Descriptions of the target vocabularies to which the draft translates. The pairing checks add them."""
+    shared_vocabularies: list[pb.SharedVocabulary] = field(default_factory=list)
+    """Descriptions of the target vocabularies that the draft can retokenize for. The pairing checks add them."""
     open_ahead: OpenAhead | None = None
     """Function that creates the look-ahead rows of a slot; None if the draft uses none."""
 
     @property
-    def translates(self) -> bool:
+    def supports_retokenization(self) -> bool:
         """Whether the draft can serve targets with another vocabulary."""
         return self.block is None and not self.runner.facts.decoder_start_ids
 
     def info(self) -> pb.WorkerInfo:
         info = super().info()
-        info.beams = info.beams and self.block is None
-        info.translates = self.translates
-        info.translations.extend(self.translations)
+        info.supports_beams = info.supports_beams and self.block is None
+        info.supports_retokenization = self.supports_retokenization
+        info.shared_vocabularies.extend(self.shared_vocabularies)
         return info
 
 
@@ -76,7 +76,7 @@ class HeadState(WorkerState):
     def info(self) -> pb.WorkerInfo:
         info = super().info()
         info.MergeFrom(describe_model(self.head.facts, self.runner))
-        info.trees = True  # also for a block, though its path runs no trees
+        info.supports_trees = True  # also for a block, though its path runs no trees
         return info
 
 
@@ -107,7 +107,7 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
         log.warning("the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model)
     loaded = load(config, epoch, on_lost)
     state = ModelState(config, epoch, loaded.slots, loaded.tokenizer, runner=loaded.runner, block=block)
-    if state.translates:  # slots with other vocabularies have a class of their own
+    if state.supports_retokenization:  # slots with other vocabularies have a class of their own
         limit = state.slots.context_limit
         state.slots = SlotTable(state.runner.pool, config.max_slots, limit, partial(make_slot, limit))
     if config.drafted_by != "none":

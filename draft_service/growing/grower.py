@@ -226,7 +226,7 @@ class Grower:
         slot = draft_slot.slot
         if isinstance(slot, HeadSlot) and slot.is_missing_features:
             request = FeaturesRequest(draft_slot.ticket, slot.next_position, slot.request_id)
-            self._engine.answer(partial(self._request_rows, job.deliver_to, job.target_epoch, request))
+            self._engine.answer(partial(self._request_rows, job.target_address, job.target_epoch, request))
 
     def _store_features(self, job: FeaturesJob) -> None:
         # Features of another ticket or epoch of the target, or past the slot's maximum length, are dropped.

@@ -86,7 +86,7 @@ class NodeSender:
                 num_bytes += len(rows.ids) + len(rows.log_probs)
             nodes = replace(nodes, rows=rows, vocab_size=distributions[0].vocab_size)
         self._metrics.wire_bytes.labels(encoding=encoding).inc(num_bytes)
-        self._send(job.deliver_to, job.target_epoch, nodes)
+        self._send(job.target_address, job.target_epoch, nodes)
 
 
 def _groups(tree: Growth) -> list[list[int]]:

@@ -48,7 +48,7 @@ class HeadOffer:
 class Registration:
     """Registration of one head on one stream to a target: the last offer, and the target's answer to it."""
 
-    def __init__(self, offer: HeadOffer, address: str, outbox: Outbox[tpb.Delivery | tpb.FeatureAsk]) -> None:
+    def __init__(self, offer: HeadOffer, address: str, outbox: Outbox[tpb.Delivery | tpb.HeadRequest]) -> None:
         self.offer = offer
         self._address = address
         self._outbox = outbox
@@ -78,14 +78,14 @@ class Registration:
         """
         answer = self._offer(target_epoch, OFFER_AGAIN_S)
         if answer.done() and answer.result() is None:
-            rows = tpb.FeatureRequest(
+            subscription = tpb.FeatureRequest(
                 target_epoch=target_epoch,
                 ticket=request.ticket,
                 digest=self.offer.digest,
                 start=request.start,
                 id=request.id,
             )
-            self._outbox.put(tpb.FeatureAsk(rows=rows))
+            self._outbox.put(tpb.HeadRequest(features=subscription))
 
     def _offer(self, target_epoch: int, again_s: float) -> asyncio.Future[OutriderError | None]:
         is_refused = self._answer.done() and self._answer.result() is not None
@@ -98,7 +98,7 @@ class Registration:
             self._offered_s = time.monotonic()
             offer = self.offer
             spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
-            self._outbox.put(tpb.FeatureAsk(head=spec))
+            self._outbox.put(tpb.HeadRequest(head=spec))
         return self._answer
 
     def handle_reply(self, reply: tpb.HeadReply) -> None:
@@ -107,13 +107,13 @@ class Registration:
         """
         if reply.digest != self.offer.digest or reply.target_epoch != self._epoch:
             return
-        if reply.state == tpb.HEAD_STATE_WEIGHTS_WANTED:
+        if reply.state == tpb.HEAD_STATE_NEEDS_WEIGHTS:
             self._sending = asyncio.create_task(self._send_weights(self._answer))
         elif reply.state == tpb.HEAD_STATE_READY:
             log.info("the head is registered at %s", self._address)
             self.settle(None)
         elif reply.state == tpb.HEAD_STATE_REFUSED:
-            why = bound_text(reply.why, MAX_REASON_BYTES) or "the target gave no reason"
+            why = bound_text(reply.reason, MAX_REASON_BYTES) or "the target gave no reason"
             log.warning("%s refused the head: %s", self._address, why)
             self.settle(IncompatiblePair(why))
 
@@ -124,7 +124,7 @@ class Registration:
             if answer.done():
                 return
             data = offer.data[offset : offset + PIECE_BYTES]
-            self._outbox.put(tpb.FeatureAsk(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
+            self._outbox.put(tpb.HeadRequest(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
 
     def settle(self, error: OutriderError | None) -> None:
         """Record the target's answer: None for acceptance, or the error because of which there will be none. A later

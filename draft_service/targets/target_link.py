@@ -62,7 +62,7 @@ class TargetLink:
         """Total bytes of features passed to the engine. Only the gRPC loop's thread changes it."""
         self._stored_bytes = 0
         """Total bytes of features that the engine has taken. Only the engine thread changes it."""
-        self._outbox: Outbox[tpb.Delivery | tpb.FeatureAsk] = Outbox(
+        self._outbox: Outbox[tpb.Delivery | tpb.HeadRequest] = Outbox(
             self._write,
             self._call.cancel,
             MAX_MESSAGE_BYTES - (1 << 16),  # the rest is for the items' headers
@@ -90,13 +90,13 @@ class TargetLink:
         self._outbox.put(item)
         return True
 
-    async def _write(self, items: list[tpb.Delivery | tpb.FeatureAsk]) -> None:
+    async def _write(self, items: list[tpb.Delivery | tpb.HeadRequest]) -> None:
         batch = tpb.DeliveryBatch()
         for item in items:
             if isinstance(item, tpb.Delivery):
                 batch.items.append(item)
             else:
-                batch.asks.append(item)
+                batch.head_requests.append(item)
         await self._call.write(batch)
         self._backlog_bytes -= sum(item.ByteSize() for item in batch.items)
 
@@ -120,17 +120,17 @@ class TargetLink:
     async def _handle_features(self, batch: tpb.FeatureBatch) -> None:
         if self._registration is None:
             return
-        for head in batch.heads:
+        for head in batch.head_replies:
             self._registration.handle_reply(head)
-        for rows in batch.rows:
-            await self._handle_rows(rows, self._registration.offer.width)
+        for chunk in batch.chunks:
+            await self._handle_rows(chunk, self._registration.offer.width)
 
-    async def _handle_rows(self, message: tpb.FeatureRows, width: int) -> None:
+    async def _handle_rows(self, message: tpb.FeatureChunk, width: int) -> None:
         num_bytes = len(message.data)
-        if not num_bytes or num_bytes != 2 * width * message.num_rows:
-            log.warning("%d bytes of %d rows came from %s", num_bytes, message.num_rows, self._address)
+        if not num_bytes or num_bytes != 2 * width * message.num_tokens:
+            log.warning("%d bytes for %d features came from %s", num_bytes, message.num_tokens, self._address)
             return
-        rows = np.frombuffer(message.data, dtype=np.uint16).reshape(message.num_rows, width)
+        rows = np.frombuffer(message.data, dtype=np.uint16).reshape(message.num_tokens, width)
         self._metrics.feature_rows.labels(peer=self._address, fate="received").inc(len(rows))
         self._metrics.feature_bytes.labels(peer=self._address, fate="received").inc(num_bytes)
         self._passed_bytes += num_bytes

@@ -51,7 +51,7 @@ class TargetVocabularies:
         self._of_targets: dict[str, tuple[int, SlotVocabulary]] = {}
         """Epoch and vocabulary by the target's address."""
         self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
-        self.infos: list[pb.Translation] = []
+        self.infos: list[pb.SharedVocabulary] = []
         """Descriptions of the vocabularies to which the draft translates."""
 
     async def learn(self, address: str, target_epoch: int) -> None:
@@ -75,7 +75,7 @@ class TargetVocabularies:
         """Return the vocabulary of a slot that is to be opened: its target's, if that is known and differs; else the
         draft's own.
         """
-        epoch, vocabulary = self._of_targets.get(message.deliver_to, (None, self._default))
+        epoch, vocabulary = self._of_targets.get(message.target_address, (None, self._default))
         if epoch != message.target_epoch:
             return self._default
         return vocabulary
@@ -103,9 +103,9 @@ class TargetVocabularies:
         if isinstance(translation, Intersection):
             what = "translating for %s: %d of %d tokens of the smaller vocabulary are one in both"
             log.info(what, target.model_id, translation.num_shared, translation.num_texts)
-            info = pb.Translation(
+            info = pb.SharedVocabulary(
                 num_shared=translation.num_shared,
-                share=translation.share,
+                shared_fraction=translation.shared_fraction,
                 tokenizer_fingerprint=target.tokenizer_fingerprint,
                 vocab_size=target.vocab_size,
             )

@@ -14,6 +14,13 @@ from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.kinds import DraftTokenKind
 
 Json = dict[str, Any]
+_DRAFT_TOKEN_KINDS = {
+    DraftTokenKind.SAMPLED: "drawn",
+    DraftTokenKind.DETERMINISTIC: "guess",
+    DraftTokenKind.FORCED: "forced",
+    DraftTokenKind.PREDICTED: "predicted",
+}
+"""Values of a draft token's `kind` in replies."""
 
 
 def speculation_of(output: RoundOutput, tokenizer: Tokenizer) -> Json:
@@ -45,8 +52,8 @@ def _round(output: RoundOutput, explanation: gateway_pb2.RoundExplanation) -> Js
                 "id": token.id,
                 "text": token.text,
                 "parent": token.parent,
-                "accepted": token.accepted,
-                "kind": DraftTokenKind(token.kind).name.lower(),
+                "accepted": token.is_accepted,
+                "kind": _DRAFT_TOKEN_KINDS[DraftTokenKind(token.kind)],
             }
             for token in verified.draft
         ],
@@ -60,8 +67,8 @@ def _rejection(rejection: common_pb2.Rejection) -> Json:
         "parent": rejection.parent,
         "token": {"id": rejection.token.id, "text": rejection.token.text},
         "target": _ranked(rejection.target),
-        "draft_law": _ranked(rejection.draft_law) or None,
-        "draft_guesses": [{"id": token.id, "text": token.text} for token in rejection.draft_guesses] or None,
+        "draft_law": _ranked(rejection.draft_distribution) or None,
+        "draft_guesses": [{"id": token.id, "text": token.text} for token in rejection.deterministic_tokens] or None,
     }
 
 

@@ -1,7 +1,7 @@
 """Runs choices. `Decoder.run_round` is the whole round: lease, verdict, commit.
 
     # committed "the cat"; target T and draft D have a slot for the choice
-    # LEASE    to T: Verify(base_len 2, until_len 2 + TOKENS_AHEAD, ticket 7); to D: Advance(base_len 2, ticket 7)
+    # LEASE    to T: Verify(base_len 2, lease_end_len 2 + TOKENS_AHEAD, ticket 7); to D: Advance(base_len 2, ticket 7)
     #          D grows "sat", "down" and sends them to T under ticket 7; T verifies them in its next step
     # VERDICT  from T: committed_len 2, token_ids "sat on", num_drafted 2, num_accepted 1: "down" was rejected
     # COMMIT   committed "the cat sat on"; to D: Advance(base_len 2, "sat on"); to T nothing, or an Extend
@@ -237,7 +237,7 @@ class Decoder:
         for draft, outcome in zip(self.drafts, verdict.outcomes[:-1], strict=True):
             draft.metrics.wasted_tokens.inc(outcome.num_wasted)
             note_drafts(draft.metrics, outcome)
-            has_looked |= outcome.HasField("hit")
+            has_looked |= outcome.HasField("has_drafts")
             has_late |= outcome.num_wasted > 0
             if outcome.is_verified:
                 verified.append(draft)

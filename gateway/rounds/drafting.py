@@ -164,7 +164,7 @@ class DraftSession:
         connection = self.member.connection
         if connection is None:
             return None
-        if self._session.request.params.beams is not None and not connection.info.beams:
+        if self._session.request.params.beams is not None and not connection.info.supports_beams:
             return None
         if self._session.committed_len + 1 >= connection.info.context_limit:
             return None
@@ -176,13 +176,13 @@ class DraftSession:
         self._note_use(verdict, outcome)
         if self._replies is None:
             return
-        self._is_ahead = outcome.hit
+        self._is_ahead = outcome.has_drafts
         if outcome.is_refused:
             self._assignment.refused()
         elif outcome.is_verified:
             self._assignment.note_verified()
         self._num_missing += 1
-        if outcome.HasField("hit"):
+        if outcome.HasField("has_drafts"):
             self._num_missing = 0
         if self._num_missing == MISSING_VERDICTS:
             self._assignment.note_undelivered()
@@ -197,12 +197,12 @@ class DraftSession:
         # 4 draft tokens accepted, and 3 tokens committed up to the stop id: the draft added 2 of them at most
         """
         draft = self.member
-        has_delivered = outcome.HasField("hit")
+        has_delivered = outcome.HasField("has_drafts")
         if draft is None or self._is_fixed or not (has_delivered or self._pauses):
             return
         num_tokens = len(verdict.token_ids) or len(verdict.levels)
         num_added = max(0, min(outcome.num_accepted, num_tokens - 1))  # none after the end of the output
-        is_ready = outcome.hit or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
+        is_ready = outcome.has_drafts or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
         self._use.note(num_added, num_tokens, is_ready=is_ready)
         draft.use_of(self._caller).note(num_added, num_tokens, is_ready=is_ready)
 
@@ -223,12 +223,12 @@ class DraftSession:
         message = session.open_message()
         if not draft.info.decoder_start_ids:  # it reads no source of an encoder
             message.ClearField("source_ids")
-        message.speculation.CopyFrom(replace(speculation, place=self._place).to_proto())
+        message.speculation.CopyFrom(replace(speculation, draft_index=self._place).to_proto())
         # A draft with a shorter context drafts up to its end.
         max_tokens = draft.info.context_limit - session.num_prompt
         message.params.max_tokens = min(message.params.max_tokens, max_tokens)
         message.params.min_tokens = min(message.params.min_tokens, max_tokens)
-        message.deliver_to = member.deliver_address
+        message.target_address = member.deliver_address
         message.target_epoch = target.epoch
         self._replies = draft.subscribe(dpb.DraftRequest(open=message), expects=False)
         self.slot.opened(draft, len(session.committed), target.epoch)
@@ -250,7 +250,7 @@ class DraftSession:
 
     def _handle_error(self, error: pb.WorkerError) -> None:
         if error.code == pb.WORKER_ERROR_CODE_BEHIND:
-            self.slot.agreed_len = min(error.known_len, self._session.committed_len)
+            self.slot.agreed_len = min(error.committed_len, self._session.committed_len)
             return
         slot = self._session.slot_id
         name: str | None = None

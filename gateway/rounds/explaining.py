@@ -59,7 +59,7 @@ def explain_round(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> 
     tokens: list[pb.DraftToken | pb.RankedToken] = [*verified.draft]
     if verified.HasField("rejection"):
         rejection = verified.rejection
-        tokens += [rejection.token, *rejection.target, *rejection.draft_law, *rejection.draft_guesses]
+        tokens += [rejection.token, *rejection.target, *rejection.draft_distribution, *rejection.deterministic_tokens]
     for token in tokens:
         token.text = tokenizer.token_text(token.id)
     return explanation

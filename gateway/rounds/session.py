@@ -148,7 +148,7 @@ class Session:
                 stop_reason = ids[-1]
         self.committed.extend(ids)
         self.usage.num_completion_tokens = self.num_output
-        self._count_predicted(min(verdict.num_foretold, len(ids)))
+        self._count_predicted(min(verdict.num_predicted, len(ids)))
         self.finished = finish is not None
         prompt_logprobs = self._take_prompt_logprobs(verdict)
         if self.request.is_empty:

@@ -69,7 +69,7 @@ class Verification:
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
-        self._until_len = 0
+        self._lease_end_len = 0
         """Committed length up to which the lease was last extended."""
         self._verdicts: Replies[tpb.TargetReply] | None = None
         self._key = prefix_key(session.request.caller_prompt_ids, session.request.cache_salt)
@@ -139,10 +139,10 @@ class Verification:
         """
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
-        self._until_len = self._session.committed_len + TOKENS_AHEAD
+        self._lease_end_len = self._session.committed_len + TOKENS_AHEAD
         verify = tpb.Verify(
             slot=self._session.slot_id,
-            until_len=self._until_len,
+            lease_end_len=self._lease_end_len,
             **self._session.resumed(self.slot.agreed_len),
         )
         for ticket, is_drafted in zip(self.tickets, drafted, strict=True):
@@ -189,7 +189,7 @@ class Verification:
                 async with asyncio.timeout(EXTEND_AGAIN_S):
                     return await verdicts.next()
             except TimeoutError:
-                self._until_len = 0
+                self._lease_end_len = 0
                 self.extend(target)
 
     def extend(self, target: Connection) -> None:
@@ -197,11 +197,11 @@ class Verification:
 
         # TOKENS_AHEAD 130, extended to length 330 when 200 tokens were committed: the next time at 265
         """
-        until_len = self._session.committed_len + TOKENS_AHEAD
-        if 2 * (until_len - self._until_len) < TOKENS_AHEAD:
+        lease_end_len = self._session.committed_len + TOKENS_AHEAD
+        if 2 * (lease_end_len - self._lease_end_len) < TOKENS_AHEAD:
             return
-        self._until_len = until_len
-        extend = tpb.Extend(slot=self._session.slot_id, ticket=self.tickets[0], until_len=until_len)
+        self._lease_end_len = lease_end_len
+        extend = tpb.Extend(slot=self._session.slot_id, ticket=self.tickets[0], lease_end_len=lease_end_len)
         target.send(tpb.TargetRequest(extend=extend))
 
     def end_lease(self) -> int:
@@ -263,7 +263,7 @@ class Verification:
     def _handle_error(self, target: Connection, error: pb.WorkerError) -> None:
         if error.code == pb.WORKER_ERROR_CODE_BEHIND:
             self.why_again = "behind"
-            self.slot.agreed_len = min(error.known_len, self._session.committed_len)
+            self.slot.agreed_len = min(error.committed_len, self._session.committed_len)
             return
         self.slot.open_again()
         self.why_again = "slot"

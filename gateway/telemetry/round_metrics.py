@@ -17,16 +17,16 @@ def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReaso
 def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
     """Count for each draft whether its draft tokens were there for a verdict's step, and how long the step was held.
 
-    An outcome in which `hit` is not set belongs to a draft without a delivery so far, or to the target's own drafter.
+    An outcome without `has_drafts` belongs to a draft without a delivery so far, or to the target's own drafter.
     """
     has_looked = False
     num_refused = 0
     for outcome in verdict.outcomes:
         num_refused += outcome.is_refused
-        if outcome.HasField("hit"):
+        if outcome.HasField("has_drafts"):
             has_looked = True
             result = "miss"
-            if outcome.hit:
+            if outcome.has_drafts:
                 result = "hit"
             metrics.lookups.labels(result=result).inc()
     if has_looked or verdict.wait_us:

@@ -175,11 +175,11 @@ class WorkerLink:
         The draft registers at the target and tests itself. Raises grpc.aio.AioRpcError if the check could not be
         finished.
         """
-        request = dpb.PairRequest(deliver_to=target_address, target_epoch=target_epoch)
+        request = dpb.PairRequest(target_address=target_address, target_epoch=target_epoch)
         reply: dpb.PairReply = await self._stub.Pair(request, timeout=PAIR_TIMEOUT_S)
-        if reply.ok:
+        if reply.is_compatible:
             return None
-        return bound_text(reply.why, MAX_REASON_BYTES)
+        return bound_text(reply.reason, MAX_REASON_BYTES)
 
     async def _keep_connected(self) -> None:
         # An absent worker is tried again soon. A worker that was refused or leaves at once is tried later and later,
@@ -315,7 +315,7 @@ class WorkerLink:
         previous = self.info
         self._update_info(info)
         self._answered_s = time.monotonic()
-        if previous is None or previous.draining != info.draining:
+        if previous is None or previous.is_draining != info.is_draining:
             self._on_change(self.connection, self.connection)
         gain = 1.0  # for the first one
         if self.rtt_s:

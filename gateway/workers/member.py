@@ -109,7 +109,7 @@ class Member:
         if self.spec.draining:
             return True
         info = self.link.info
-        return info is not None and (info.draining or info.epoch == self._draining_epoch)
+        return info is not None and (info.is_draining or info.epoch == self._draining_epoch)
 
     @property
     def usable(self) -> bool:
@@ -297,7 +297,7 @@ class DraftMember(Member):
             return False
         if info.needs_features:
             return True
-        if not info.translates:
+        if not info.supports_retokenization:
             return False
         target_info = target.link.info
         return target_info is None or not has_same_tokens(info, target_info)

@@ -106,22 +106,22 @@ def from_config(config: GatewayConfig) -> Membership:
     return Membership(tuple(pools), (*target_members, *draft_members))
 
 
-def from_proto(message: rpb.Membership) -> Membership:
+def from_proto(message: rpb.WorkerList) -> Membership:
     """Convert a registry's Membership message. Pools and members of a role unknown to this version are left out."""
     pools = list[PoolSpec]()
     for pool in message.pools:
         if pool.role in _ROLES:
             pools.append(PoolSpec(pool.name, _ROLES[pool.role], pool.model_name or None, tuple(pool.serves)))
     members = list[MemberSpec]()
-    for member in message.members:
+    for member in message.workers:
         if member.role in _ROLES:
             members.append(_member_from_proto(member, _ROLES[member.role]))
     return Membership(tuple(pools), tuple(members))
 
 
-def _member_from_proto(message: rpb.Member, role: Role) -> MemberSpec:
-    is_draining = message.state == rpb.MEMBER_STATE_DRAINING
-    is_started = is_draining or message.state == rpb.MEMBER_STATE_SERVING
+def _member_from_proto(message: rpb.Worker, role: Role) -> MemberSpec:
+    is_draining = message.state == rpb.WORKER_STATE_DRAINING
+    is_started = is_draining or message.state == rpb.WORKER_STATE_SERVING
     return MemberSpec(
         message.name,
         message.pool,
@@ -132,7 +132,7 @@ def _member_from_proto(message: rpb.Member, role: Role) -> MemberSpec:
         draining=is_draining,
         metrics_address=message.metrics_address,
         node=message.node,
-        why=bound_text(message.why, MAX_REASON_BYTES),
+        why=bound_text(message.reason, MAX_REASON_BYTES),
     )
 
 

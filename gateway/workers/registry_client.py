@@ -142,12 +142,12 @@ class RegistryClient:
                 await call.write(report)
                 await asyncio.sleep(REPORT_S)
 
-    def _check_protocol(self, message: rpb.Membership) -> None:
+    def _check_protocol(self, message: rpb.WorkerList) -> None:
         refusal = other_protocol(f"the registry at {self._address}", message.protocol, "this gateway")
         if refusal is not None:
             raise IncompatiblePair(refusal)
 
-    def _take(self, message: rpb.Membership) -> None:
+    def _take(self, message: rpb.WorkerList) -> None:
         # A launcher without pools has just started and sees less than this gateway: its membership is ignored.
         epoch, version = self._version
         is_old = message.epoch == epoch and message.version <= version

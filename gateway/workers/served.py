@@ -134,7 +134,7 @@ class ServedModel:
             no_beams=why_no_beams(targets),
             decoder_start_ids=tuple(info.decoder_start_ids),
             sampling_defaults=self._sampling_defaults(info),
-            text_only=info.text_only,
+            text_only=info.is_text_only,
             model_path=reference.model_path,
         )
 
@@ -430,7 +430,7 @@ def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple
     # drafter MODEL: (False, 0) for a draft with a model, (False, 2) for one with a table
     """
     info = draft.link.info
-    cannot_search = searches and (info is None or not info.beams)
+    cannot_search = searches and (info is None or not info.supports_beams)
     needed = drafter
     if drafter.uses_draft_worker:
         needed = Drafter.MODEL

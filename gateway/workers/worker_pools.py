@@ -271,7 +271,7 @@ class Pools:
         """
         since_s = time.monotonic() - HEARD_S
         live = [name for name, member in self.members.items() if member.link.heard_s >= since_s]
-        report = rpb.GatewayReport(heard=live)
+        report = rpb.GatewayReport(responsive_workers=live)
         for name, model in self.models.items():
             report.pools.add(
                 pool=name,

@@ -54,7 +54,7 @@ async def _scale(
 ) -> list[pb.PoolSize]:
     give_up = time.monotonic() + timeout_s
     try:
-        sizes = await _call(dialer, pb.ScaleRequest(pool=pool or "", count=count))
+        sizes = await _call(dialer, pb.ScaleRequest(pool=pool or "", num_workers=count))
         while wait and count is not None and not all(map(_is_reached, sizes)):
             if time.monotonic() > give_up:
                 raise DeadlineExceeded(f"after {timeout_s:g} s: {_line(sizes[0])}")
@@ -81,7 +81,7 @@ async def _call(dialer: Dialer, request: pb.ScaleRequest) -> list[pb.PoolSize]:
 
 
 def _is_reached(size: pb.PoolSize) -> bool:
-    return size.num_serving == size.num_wanted and not size.num_starting and not size.num_draining
+    return size.num_serving == size.num_desired and not size.num_starting and not size.num_draining
 
 
 def _line(size: pb.PoolSize) -> str:
@@ -90,4 +90,4 @@ def _line(size: pb.PoolSize) -> str:
         counts.append(f"{size.num_starting} starting")
     if size.num_draining:
         counts.append(f"{size.num_draining} draining")
-    return f"{size.pool} ({_ROLES.get(size.role, 'unknown')}): {', '.join(counts)}, {size.num_wanted} wanted"
+    return f"{size.pool} ({_ROLES.get(size.role, 'unknown')}): {', '.join(counts)}, {size.num_desired} wanted"

@@ -33,8 +33,8 @@ _KINDS = {
     common_pb2.TOKEN_KIND_PREDICTED: TokenKind.PREDICTED,
 }
 _DRAFT_KINDS = {
-    common_pb2.DRAFT_TOKEN_KIND_DRAWN: DraftTokenKind.DRAWN,
-    common_pb2.DRAFT_TOKEN_KIND_GUESS: DraftTokenKind.GUESS,
+    common_pb2.DRAFT_TOKEN_KIND_SAMPLED: DraftTokenKind.DRAWN,
+    common_pb2.DRAFT_TOKEN_KIND_DETERMINISTIC: DraftTokenKind.GUESS,
     common_pb2.DRAFT_TOKEN_KIND_FORCED: DraftTokenKind.FORCED,
     common_pb2.DRAFT_TOKEN_KIND_PREDICTED: DraftTokenKind.PREDICTED,
 }
@@ -120,7 +120,7 @@ def _explanation(message: gateway_pb2.RoundExplanation) -> Explanation:
 def _draft_token(message: common_pb2.DraftToken) -> DraftToken:
     if message.kind not in _DRAFT_KINDS:
         raise OutriderError(f"unknown kind {message.kind} of a draft token from the gateway; upgrade this client")
-    return DraftToken(message.id, message.text, message.parent, message.accepted, _DRAFT_KINDS[message.kind])
+    return DraftToken(message.id, message.text, message.parent, message.is_accepted, _DRAFT_KINDS[message.kind])
 
 
 def _rejection(message: common_pb2.Rejection) -> Rejection:
@@ -128,8 +128,8 @@ def _rejection(message: common_pb2.Rejection) -> Rejection:
         parent=message.parent,
         token=_ranked_token(message.token),
         target=_ranked_tokens(message.target),
-        draft_law=_ranked_tokens(message.draft_law),
-        draft_guesses=_ranked_tokens(message.draft_guesses),
+        draft_law=_ranked_tokens(message.draft_distribution),
+        draft_guesses=_ranked_tokens(message.deterministic_tokens),
     )
 
 

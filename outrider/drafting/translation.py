@@ -211,7 +211,7 @@ class Intersection:
         self.by_strings = self.num_shared < SMALL_OVERLAP * target.num_texts
 
     @property
-    def share(self) -> float:
+    def shared_fraction(self) -> float:
         """Fraction of the smaller vocabulary's tokens that are in both vocabularies."""
         return self.num_shared / max(1, self.num_texts)
 

@@ -86,7 +86,7 @@ class Model:
         info = self.info
         footprint = self.footprint
         part = ""
-        if info.text_only:
+        if info.is_text_only:
             part = ", text only"
         return (
             f"{self.class_name}{part}, context {info.context_limit}, vocabulary {info.vocab_size}, weights "
@@ -121,8 +121,8 @@ def read_model(model: str, task: Task) -> Model:
         context_limit=limit,
         eos_token_ids=ends.ids,
         decoder_start_ids=start,
-        translates=not start,
-        text_only=served_class(config).is_text_part,
+        supports_retokenization=not start,
+        is_text_only=served_class(config).is_text_part,
     )
     if path is not None and method_of(source.config) is not None:  # loaded as it is stored
         weights_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
@@ -157,7 +157,7 @@ def check_draft(draft: str, target: Model, task: Task) -> tuple[Footprint, tuple
     model = read_model(draft, task)
     if family is PARD:
         pard_block(files)
-        model.info.translates = False
+        model.info.supports_retokenization = False
     if not is_compatible(model.info, target.info):
         difference = first_difference(target.tokenizer_json, model.tokenizer_json)
         raise ConfigError(describe_incompatibility(model.info, target.info, difference))
@@ -188,7 +188,7 @@ def _check_tokens(draft: Model, target: Model) -> Find:
     if isinstance(shared, Intersection):
         found = (
             f"{draft}; another tokenizer, works by translation: {shared.num_shared} of the smaller vocabulary's "
-            f"{shared.num_texts} tokens ({shared.share:.0%}) are one in both"
+            f"{shared.num_texts} tokens ({shared.shared_fraction:.0%}) are one in both"
         )
     else:
         found = f"{draft}; the target's tokens"

@@ -33,8 +33,8 @@ class TokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class DraftTokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DRAFT_TOKEN_KIND_UNSPECIFIED: _ClassVar[DraftTokenKind]
-    DRAFT_TOKEN_KIND_DRAWN: _ClassVar[DraftTokenKind]
-    DRAFT_TOKEN_KIND_GUESS: _ClassVar[DraftTokenKind]
+    DRAFT_TOKEN_KIND_SAMPLED: _ClassVar[DraftTokenKind]
+    DRAFT_TOKEN_KIND_DETERMINISTIC: _ClassVar[DraftTokenKind]
     DRAFT_TOKEN_KIND_FORCED: _ClassVar[DraftTokenKind]
     DRAFT_TOKEN_KIND_PREDICTED: _ClassVar[DraftTokenKind]
 
@@ -91,8 +91,8 @@ TOKEN_KIND_PLAIN: TokenKind
 TOKEN_KIND_FORCED: TokenKind
 TOKEN_KIND_PREDICTED: TokenKind
 DRAFT_TOKEN_KIND_UNSPECIFIED: DraftTokenKind
-DRAFT_TOKEN_KIND_DRAWN: DraftTokenKind
-DRAFT_TOKEN_KIND_GUESS: DraftTokenKind
+DRAFT_TOKEN_KIND_SAMPLED: DraftTokenKind
+DRAFT_TOKEN_KIND_DETERMINISTIC: DraftTokenKind
 DRAFT_TOKEN_KIND_FORCED: DraftTokenKind
 DRAFT_TOKEN_KIND_PREDICTED: DraftTokenKind
 FINISH_REASON_UNSPECIFIED: FinishReason
@@ -214,18 +214,18 @@ class TokenSequence(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftToken(_message.Message):
-    __slots__ = ("id", "parent", "kind", "accepted", "text")
+    __slots__ = ("id", "parent", "kind", "is_accepted", "text")
     ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    IS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     id: int
     parent: int
     kind: DraftTokenKind
-    accepted: bool
+    is_accepted: bool
     text: str
-    def __init__(self, id: _Optional[int] = ..., parent: _Optional[int] = ..., kind: _Optional[_Union[DraftTokenKind, str]] = ..., accepted: _Optional[bool] = ..., text: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., parent: _Optional[int] = ..., kind: _Optional[_Union[DraftTokenKind, str]] = ..., is_accepted: _Optional[bool] = ..., text: _Optional[str] = ...) -> None: ...
 
 class RankedToken(_message.Message):
     __slots__ = ("id", "logprob", "text")
@@ -238,18 +238,18 @@ class RankedToken(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Rejection(_message.Message):
-    __slots__ = ("parent", "token", "target", "draft_law", "draft_guesses")
+    __slots__ = ("parent", "token", "target", "draft_distribution", "deterministic_tokens")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_LAW_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_GUESSES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_DISTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISTIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     parent: int
     token: RankedToken
     target: _containers.RepeatedCompositeFieldContainer[RankedToken]
-    draft_law: _containers.RepeatedCompositeFieldContainer[RankedToken]
-    draft_guesses: _containers.RepeatedCompositeFieldContainer[RankedToken]
-    def __init__(self, parent: _Optional[int] = ..., token: _Optional[_Union[RankedToken, _Mapping]] = ..., target: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ..., draft_law: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ..., draft_guesses: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ...) -> None: ...
+    draft_distribution: _containers.RepeatedCompositeFieldContainer[RankedToken]
+    deterministic_tokens: _containers.RepeatedCompositeFieldContainer[RankedToken]
+    def __init__(self, parent: _Optional[int] = ..., token: _Optional[_Union[RankedToken, _Mapping]] = ..., target: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ..., draft_distribution: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ..., deterministic_tokens: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ...) -> None: ...
 
 class Explanation(_message.Message):
     __slots__ = ("draft", "rejection", "draft_us")
@@ -272,18 +272,18 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[_Union[TensorDType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class TokenDistributions(_message.Message):
-    __slots__ = ("vocab_size", "dense", "sparse_ids", "sparse_log_probs", "row_sizes")
+    __slots__ = ("vocab_size", "dense", "sparse_ids", "sparse_logprobs", "support_sizes")
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     SPARSE_IDS_FIELD_NUMBER: _ClassVar[int]
-    SPARSE_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
-    ROW_SIZES_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
     vocab_size: int
     dense: Tensor
     sparse_ids: Tensor
-    sparse_log_probs: Tensor
-    row_sizes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, vocab_size: _Optional[int] = ..., dense: _Optional[_Union[Tensor, _Mapping]] = ..., sparse_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sparse_log_probs: _Optional[_Union[Tensor, _Mapping]] = ..., row_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+    sparse_logprobs: Tensor
+    support_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, vocab_size: _Optional[int] = ..., dense: _Optional[_Union[Tensor, _Mapping]] = ..., sparse_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sparse_logprobs: _Optional[_Union[Tensor, _Mapping]] = ..., support_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs", "rank")
@@ -302,7 +302,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model_id", "vocab_size", "tokenizer_fingerprint", "context_limit", "dtype", "device", "epoch", "pid", "cpu_cores", "visible_devices", "num_slots", "num_slots_in_use", "num_kv_blocks", "num_kv_blocks_in_use", "kv_block_size", "attention_path", "metrics_address", "eos_token_ids", "num_tickets", "version", "num_parameters", "num_steps", "batch_invariant", "quantization", "tensor_parallel", "kv_bytes_per_token", "num_kv_blocks_cached", "busy_us", "longest_step_us", "draining", "current_step_us", "drafters", "trees", "protocol", "gives_features", "features_refusal", "hidden_size", "num_layers", "needs_features", "translates", "translations", "beams", "decoder_start_ids", "sampling_defaults", "text_only")
+    __slots__ = ("model_id", "vocab_size", "tokenizer_fingerprint", "context_limit", "dtype", "device", "epoch", "pid", "cpu_cores", "visible_devices", "num_slots", "num_slots_in_use", "num_kv_blocks", "num_kv_blocks_in_use", "kv_block_size", "attention_path", "metrics_address", "eos_token_ids", "num_leases", "version", "num_parameters", "num_steps", "is_batch_invariant", "quantization", "tensor_parallel", "kv_bytes_per_token", "num_kv_blocks_cached", "busy_us", "longest_step_us", "is_draining", "current_step_us", "drafters", "supports_trees", "protocol", "supports_features", "features_refusal", "hidden_size", "num_layers", "needs_features", "supports_retokenization", "shared_vocabularies", "supports_beams", "decoder_start_ids", "sampling_defaults", "is_text_only")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -321,33 +321,33 @@ class WorkerInfo(_message.Message):
     ATTENTION_PATH_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    NUM_TICKETS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
-    BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
+    IS_BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
     BUSY_US_FIELD_NUMBER: _ClassVar[int]
     LONGEST_STEP_US_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     CURRENT_STEP_US_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
-    TREES_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_TREES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
-    GIVES_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_FEATURES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FEATURES_FIELD_NUMBER: _ClassVar[int]
-    TRANSLATES_FIELD_NUMBER: _ClassVar[int]
-    TRANSLATIONS_FIELD_NUMBER: _ClassVar[int]
-    BEAMS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_RETOKENIZATION_FIELD_NUMBER: _ClassVar[int]
+    SHARED_VOCABULARIES_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_BEAMS_FIELD_NUMBER: _ClassVar[int]
     DECODER_START_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
-    TEXT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    IS_TEXT_ONLY_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -366,34 +366,34 @@ class WorkerInfo(_message.Message):
     attention_path: str
     metrics_address: str
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    num_tickets: int
+    num_leases: int
     version: str
     num_parameters: int
     num_steps: int
-    batch_invariant: bool
+    is_batch_invariant: bool
     quantization: str
     tensor_parallel: int
     kv_bytes_per_token: int
     num_kv_blocks_cached: int
     busy_us: int
     longest_step_us: int
-    draining: bool
+    is_draining: bool
     current_step_us: int
     drafters: _containers.RepeatedScalarFieldContainer[str]
-    trees: bool
+    supports_trees: bool
     protocol: int
-    gives_features: bool
+    supports_features: bool
     features_refusal: str
     hidden_size: int
     num_layers: int
     needs_features: bool
-    translates: bool
-    translations: _containers.RepeatedCompositeFieldContainer[Translation]
-    beams: bool
+    supports_retokenization: bool
+    shared_vocabularies: _containers.RepeatedCompositeFieldContainer[SharedVocabulary]
+    supports_beams: bool
     decoder_start_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_defaults: SamplingDefaults
-    text_only: bool
-    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ..., busy_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ..., draining: _Optional[bool] = ..., current_step_us: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., trees: _Optional[bool] = ..., protocol: _Optional[int] = ..., gives_features: _Optional[bool] = ..., features_refusal: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., needs_features: _Optional[bool] = ..., translates: _Optional[bool] = ..., translations: _Optional[_Iterable[_Union[Translation, _Mapping]]] = ..., beams: _Optional[bool] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., text_only: _Optional[bool] = ...) -> None: ...
+    is_text_only: bool
+    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_leases: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., is_batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ..., busy_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ..., is_draining: _Optional[bool] = ..., current_step_us: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., supports_trees: _Optional[bool] = ..., protocol: _Optional[int] = ..., supports_features: _Optional[bool] = ..., features_refusal: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., needs_features: _Optional[bool] = ..., supports_retokenization: _Optional[bool] = ..., shared_vocabularies: _Optional[_Iterable[_Union[SharedVocabulary, _Mapping]]] = ..., supports_beams: _Optional[bool] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., is_text_only: _Optional[bool] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
@@ -411,17 +411,17 @@ class SamplingDefaults(_message.Message):
     max_tokens: float
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[float] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[float] = ...) -> None: ...
 
-class Translation(_message.Message):
-    __slots__ = ("tokenizer_fingerprint", "vocab_size", "num_shared", "share")
+class SharedVocabulary(_message.Message):
+    __slots__ = ("tokenizer_fingerprint", "vocab_size", "num_shared", "shared_fraction")
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARED_FIELD_NUMBER: _ClassVar[int]
-    SHARE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FRACTION_FIELD_NUMBER: _ClassVar[int]
     tokenizer_fingerprint: str
     vocab_size: int
     num_shared: int
-    share: float
-    def __init__(self, tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_shared: _Optional[int] = ..., share: _Optional[float] = ...) -> None: ...
+    shared_fraction: float
+    def __init__(self, tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_shared: _Optional[int] = ..., shared_fraction: _Optional[float] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -447,12 +447,12 @@ class TokenizerFiles(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_config_json: _Optional[bytes] = ..., chat_template: _Optional[bytes] = ..., additional_chat_templates: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class OpenSlot(_message.Message):
-    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt", "traceparent", "drafter", "protocol", "speculation", "prediction_ids", "source_ids", "num_prompt_logprobs", "scheduling", "corpus_id")
+    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "target_address", "target_epoch", "cache_salt", "traceparent", "drafter", "protocol", "speculation", "prediction_ids", "source_ids", "num_prompt_logprobs", "scheduling", "corpus_id")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
-    DELIVER_TO_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
@@ -468,7 +468,7 @@ class OpenSlot(_message.Message):
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
     params: SamplingParams
-    deliver_to: str
+    target_address: str
     target_epoch: int
     cache_salt: bytes
     traceparent: str
@@ -480,7 +480,7 @@ class OpenSlot(_message.Message):
     num_prompt_logprobs: int
     scheduling: Scheduling
     corpus_id: bytes
-    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[str] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[int] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., corpus_id: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., target_address: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[str] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[int] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., corpus_id: _Optional[bytes] = ...) -> None: ...
 
 class Scheduling(_message.Message):
     __slots__ = ("caller", "weight", "priority", "max_tpot_ms")
@@ -501,24 +501,24 @@ class NumDraftTokens(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "sequential", "place", "explain")
+    __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "is_sequential", "draft_index", "explain")
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOPK_FIELD_NUMBER: _ClassVar[int]
-    SEQUENTIAL_FIELD_NUMBER: _ClassVar[int]
-    PLACE_FIELD_NUMBER: _ClassVar[int]
+    IS_SEQUENTIAL_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_INDEX_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens: NumDraftTokens
     max_draft_tokens: int
     tree: TreeShape
     draft_logprobs: DraftLogprobs
     draft_topk: int
-    sequential: bool
-    place: int
+    is_sequential: bool
+    draft_index: int
     explain: bool
-    def __init__(self, num_draft_tokens: _Optional[_Union[NumDraftTokens, _Mapping]] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., sequential: _Optional[bool] = ..., place: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, num_draft_tokens: _Optional[_Union[NumDraftTokens, _Mapping]] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., is_sequential: _Optional[bool] = ..., draft_index: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("committed_len",)
@@ -543,11 +543,11 @@ class CloseSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ...) -> None: ...
 
 class WorkerError(_message.Message):
-    __slots__ = ("code", "message", "known_len")
+    __slots__ = ("code", "message", "committed_len")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    KNOWN_LEN_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     code: WorkerErrorCode
     message: str
-    known_len: int
-    def __init__(self, code: _Optional[_Union[WorkerErrorCode, str]] = ..., message: _Optional[str] = ..., known_len: _Optional[int] = ...) -> None: ...
+    committed_len: int
+    def __init__(self, code: _Optional[_Union[WorkerErrorCode, str]] = ..., message: _Optional[str] = ..., committed_len: _Optional[int] = ...) -> None: ...

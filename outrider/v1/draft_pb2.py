@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"7\n\x0bPairRequest\x12\x12\n\ndeliver_to\x18\x01 \x01(\t\x12\x14\n\x0ctarget_epoch\x18\x02 \x01(\x06\"$\n\tPairReply\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\"=\n\x11\x44raftRequestBatch\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.outrider.v1.DraftRequest\"\xd5\x01\n\x0c\x44raftRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12%\n\x04open\x18\x03 \x01(\x0b\x32\x15.outrider.v1.OpenSlotH\x00\x12\'\n\x07\x61\x64vance\x18\x07 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12)\n\x08truncate\x18\x05 \x01(\x0b\x32\x15.outrider.v1.TruncateH\x00\x12\'\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x16.outrider.v1.CloseSlotH\x00\x42\x06\n\x04item\"\x8b\x01\n\x07\x41\x64vance\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0e\n\x06ticket\x18\x02 \x01(\x06\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x15\n\rcommitted_ids\x18\x04 \x03(\r\x12\x11\n\tis_missed\x18\x05 \x01(\x08\x12&\n\x06levels\x18\x06 \x03(\x0b\x32\x16.outrider.v1.BeamLevel\"9\n\x0f\x44raftReplyBatch\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftReply\"s\n\nDraftReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.v1.OpenReplyH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.outrider.v1.WorkerErrorH\x00\x42\x06\n\x04item2\xa5\x02\n\x0c\x44raftService\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12M\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x1b.outrider.v1.TokenizerFiles\x12K\n\x07\x43ontrol\x12\x1e.outrider.v1.DraftRequestBatch\x1a\x1c.outrider.v1.DraftReplyBatch(\x01\x30\x01\x12\x38\n\x04Pair\x12\x18.outrider.v1.PairRequest\x1a\x16.outrider.v1.PairReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\";\n\x0bPairRequest\x12\x16\n\x0etarget_address\x18\x01 \x01(\t\x12\x14\n\x0ctarget_epoch\x18\x02 \x01(\x06\"2\n\tPairReply\x12\x15\n\ris_compatible\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\x11\x44raftRequestBatch\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.outrider.v1.DraftRequest\"\xd5\x01\n\x0c\x44raftRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12%\n\x04open\x18\x03 \x01(\x0b\x32\x15.outrider.v1.OpenSlotH\x00\x12\'\n\x07\x61\x64vance\x18\x07 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12)\n\x08truncate\x18\x05 \x01(\x0b\x32\x15.outrider.v1.TruncateH\x00\x12\'\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x16.outrider.v1.CloseSlotH\x00\x42\x06\n\x04item\"\x8b\x01\n\x07\x41\x64vance\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0e\n\x06ticket\x18\x02 \x01(\x06\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x15\n\rcommitted_ids\x18\x04 \x03(\r\x12\x11\n\tis_missed\x18\x05 \x01(\x08\x12&\n\x06levels\x18\x06 \x03(\x0b\x32\x16.outrider.v1.BeamLevel\"9\n\x0f\x44raftReplyBatch\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftReply\"s\n\nDraftReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.v1.OpenReplyH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.outrider.v1.WorkerErrorH\x00\x42\x06\n\x04item2\xa5\x02\n\x0c\x44raftService\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12M\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x1b.outrider.v1.TokenizerFiles\x12K\n\x07\x43ontrol\x12\x1e.outrider.v1.DraftRequestBatch\x1a\x1c.outrider.v1.DraftReplyBatch(\x01\x30\x01\x12\x38\n\x04Pair\x12\x18.outrider.v1.PairRequest\x1a\x16.outrider.v1.PairReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.draft_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PAIRREQUEST']._serialized_start=66
-  _globals['_PAIRREQUEST']._serialized_end=121
-  _globals['_PAIRREPLY']._serialized_start=123
-  _globals['_PAIRREPLY']._serialized_end=159
-  _globals['_DRAFTREQUESTBATCH']._serialized_start=161
-  _globals['_DRAFTREQUESTBATCH']._serialized_end=222
-  _globals['_DRAFTREQUEST']._serialized_start=225
-  _globals['_DRAFTREQUEST']._serialized_end=438
-  _globals['_ADVANCE']._serialized_start=441
-  _globals['_ADVANCE']._serialized_end=580
-  _globals['_DRAFTREPLYBATCH']._serialized_start=582
-  _globals['_DRAFTREPLYBATCH']._serialized_end=639
-  _globals['_DRAFTREPLY']._serialized_start=641
-  _globals['_DRAFTREPLY']._serialized_end=756
-  _globals['_DRAFTSERVICE']._serialized_start=759
-  _globals['_DRAFTSERVICE']._serialized_end=1052
+  _globals['_PAIRREQUEST']._serialized_end=125
+  _globals['_PAIRREPLY']._serialized_start=127
+  _globals['_PAIRREPLY']._serialized_end=177
+  _globals['_DRAFTREQUESTBATCH']._serialized_start=179
+  _globals['_DRAFTREQUESTBATCH']._serialized_end=240
+  _globals['_DRAFTREQUEST']._serialized_start=243
+  _globals['_DRAFTREQUEST']._serialized_end=456
+  _globals['_ADVANCE']._serialized_start=459
+  _globals['_ADVANCE']._serialized_end=598
+  _globals['_DRAFTREPLYBATCH']._serialized_start=600
+  _globals['_DRAFTREPLYBATCH']._serialized_end=657
+  _globals['_DRAFTREPLY']._serialized_start=659
+  _globals['_DRAFTREPLY']._serialized_end=774
+  _globals['_DRAFTSERVICE']._serialized_start=777
+  _globals['_DRAFTSERVICE']._serialized_end=1070
 # @@protoc_insertion_point(module_scope)

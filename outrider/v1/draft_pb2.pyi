@@ -8,20 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PairRequest(_message.Message):
-    __slots__ = ("deliver_to", "target_epoch")
-    DELIVER_TO_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("target_address", "target_epoch")
+    TARGET_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    deliver_to: str
+    target_address: str
     target_epoch: int
-    def __init__(self, deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, target_address: _Optional[str] = ..., target_epoch: _Optional[int] = ...) -> None: ...
 
 class PairReply(_message.Message):
-    __slots__ = ("ok", "why")
-    OK_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
-    ok: bool
-    why: str
-    def __init__(self, ok: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
+    __slots__ = ("is_compatible", "reason")
+    IS_COMPATIBLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    is_compatible: bool
+    reason: str
+    def __init__(self, is_compatible: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DraftRequestBatch(_message.Message):
     __slots__ = ("items",)

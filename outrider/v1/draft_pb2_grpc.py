@@ -73,16 +73,16 @@ class DraftServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request_iterator, context):
-        """One per gateway, for the gateway's life. When it ends, its slots are freed.
+        """One call per gateway, for the gateway's life. When it ends, its slots are freed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pair(self, request, context):
-        """Whether this draft may serve a target: one that reads the target's hidden states registers there, and tests that it
-        reads the right ones; one that translates asks the target what its tokens are. Others may at once. Fails with
-        UNAVAILABLE while that cannot be told; ask again then.
+        """Checks whether this draft is compatible with a target. A head registers its projection at the target and runs a
+        probe there. A draft of another vocabulary reads the target's vocabulary. Any other draft is compatible at once.
+        Fails with UNAVAILABLE while the check cannot run; call again then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -24,33 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/registry.proto\x12\x0boutrider.v1\"Y\n\x04Pool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.outrider.v1.Role\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x0e\n\x06serves\x18\x04 \x03(\t\"\xb3\x01\n\x06Member\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.outrider.v1.Role\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.outrider.v1.MemberState\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x06 \x01(\t\x12\x0c\n\x04node\x18\x07 \x01(\t\x12\x0b\n\x03why\x18\x08 \x01(\t\"\x86\x01\n\nMembership\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12 \n\x05pools\x18\x03 \x03(\x0b\x32\x11.outrider.v1.Pool\x12$\n\x07members\x18\x04 \x03(\x0b\x32\x13.outrider.v1.Member\x12\x10\n\x08protocol\x18\x05 \x01(\r\"g\n\rGatewayReport\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12$\n\x05pools\x18\x02 \x03(\x0b\x32\x15.outrider.v1.PoolLoad\x12\r\n\x05heard\x18\x03 \x03(\t\x12\x10\n\x08protocol\x18\x04 \x01(\r\"|\n\x08PoolLoad\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x12\n\nnum_queued\x18\x03 \x01(\r\x12\x13\n\x0bnum_refused\x18\x04 \x01(\x04\x12\x12\n\nnum_rounds\x18\x05 \x01(\x04\x12\x10\n\x08num_late\x18\x06 \x01(\x04\":\n\x0cScaleRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\x05\x63ount\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_count\"2\n\nScaleReply\x12$\n\x05pools\x18\x01 \x03(\x0b\x32\x15.outrider.v1.PoolSize\"\x8e\x01\n\x08PoolSize\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.outrider.v1.Role\x12\x12\n\nnum_wanted\x18\x03 \x01(\r\x12\x14\n\x0cnum_starting\x18\x04 \x01(\r\x12\x13\n\x0bnum_serving\x18\x05 \x01(\r\x12\x14\n\x0cnum_draining\x18\x06 \x01(\r*=\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_DRAFT\x10\x01\x12\x0f\n\x0bROLE_TARGET\x10\x02*{\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15MEMBER_STATE_STARTING\x10\x01\x12\x18\n\x14MEMBER_STATE_SERVING\x10\x02\x12\x19\n\x15MEMBER_STATE_DRAINING\x10\x03\x32\x8f\x01\n\x0fRegistryService\x12?\n\x04Join\x12\x1a.outrider.v1.GatewayReport\x1a\x17.outrider.v1.Membership(\x01\x30\x01\x12;\n\x05Scale\x12\x19.outrider.v1.ScaleRequest\x1a\x17.outrider.v1.ScaleReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/registry.proto\x12\x0boutrider.v1\"Y\n\x04Pool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.outrider.v1.Role\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x0e\n\x06serves\x18\x04 \x03(\t\"\xb6\x01\n\x06Worker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.outrider.v1.Role\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.outrider.v1.WorkerState\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x06 \x01(\t\x12\x0c\n\x04node\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\"\x86\x01\n\nWorkerList\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12 \n\x05pools\x18\x03 \x03(\x0b\x32\x11.outrider.v1.Pool\x12$\n\x07workers\x18\x04 \x03(\x0b\x32\x13.outrider.v1.Worker\x12\x10\n\x08protocol\x18\x05 \x01(\r\"t\n\rGatewayReport\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12$\n\x05pools\x18\x02 \x03(\x0b\x32\x15.outrider.v1.PoolLoad\x12\x1a\n\x12responsive_workers\x18\x03 \x03(\t\x12\x10\n\x08protocol\x18\x04 \x01(\r\"|\n\x08PoolLoad\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x12\n\nnum_queued\x18\x03 \x01(\r\x12\x13\n\x0bnum_refused\x18\x04 \x01(\x04\x12\x12\n\nnum_rounds\x18\x05 \x01(\x04\x12\x10\n\x08num_late\x18\x06 \x01(\x04\"F\n\x0cScaleRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x18\n\x0bnum_workers\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_num_workers\"2\n\nScaleReply\x12$\n\x05pools\x18\x01 \x03(\x0b\x32\x15.outrider.v1.PoolSize\"\x8f\x01\n\x08PoolSize\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.outrider.v1.Role\x12\x13\n\x0bnum_desired\x18\x03 \x01(\r\x12\x14\n\x0cnum_starting\x18\x04 \x01(\r\x12\x13\n\x0bnum_serving\x18\x05 \x01(\r\x12\x14\n\x0cnum_draining\x18\x06 \x01(\r*=\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_DRAFT\x10\x01\x12\x0f\n\x0bROLE_TARGET\x10\x02*{\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_SERVING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x32\x8f\x01\n\x0fRegistryService\x12?\n\x04Join\x12\x1a.outrider.v1.GatewayReport\x1a\x17.outrider.v1.WorkerList(\x01\x30\x01\x12;\n\x05Scale\x12\x19.outrider.v1.ScaleRequest\x1a\x17.outrider.v1.ScaleReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.registry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=941
-  _globals['_ROLE']._serialized_end=1002
-  _globals['_MEMBERSTATE']._serialized_start=1004
-  _globals['_MEMBERSTATE']._serialized_end=1127
+  _globals['_ROLE']._serialized_start=970
+  _globals['_ROLE']._serialized_end=1031
+  _globals['_WORKERSTATE']._serialized_start=1033
+  _globals['_WORKERSTATE']._serialized_end=1156
   _globals['_POOL']._serialized_start=43
   _globals['_POOL']._serialized_end=132
-  _globals['_MEMBER']._serialized_start=135
-  _globals['_MEMBER']._serialized_end=314
-  _globals['_MEMBERSHIP']._serialized_start=317
-  _globals['_MEMBERSHIP']._serialized_end=451
-  _globals['_GATEWAYREPORT']._serialized_start=453
-  _globals['_GATEWAYREPORT']._serialized_end=556
-  _globals['_POOLLOAD']._serialized_start=558
-  _globals['_POOLLOAD']._serialized_end=682
-  _globals['_SCALEREQUEST']._serialized_start=684
-  _globals['_SCALEREQUEST']._serialized_end=742
-  _globals['_SCALEREPLY']._serialized_start=744
-  _globals['_SCALEREPLY']._serialized_end=794
-  _globals['_POOLSIZE']._serialized_start=797
-  _globals['_POOLSIZE']._serialized_end=939
-  _globals['_REGISTRYSERVICE']._serialized_start=1130
-  _globals['_REGISTRYSERVICE']._serialized_end=1273
+  _globals['_WORKER']._serialized_start=135
+  _globals['_WORKER']._serialized_end=317
+  _globals['_WORKERLIST']._serialized_start=320
+  _globals['_WORKERLIST']._serialized_end=454
+  _globals['_GATEWAYREPORT']._serialized_start=456
+  _globals['_GATEWAYREPORT']._serialized_end=572
+  _globals['_POOLLOAD']._serialized_start=574
+  _globals['_POOLLOAD']._serialized_end=698
+  _globals['_SCALEREQUEST']._serialized_start=700
+  _globals['_SCALEREQUEST']._serialized_end=770
+  _globals['_SCALEREPLY']._serialized_start=772
+  _globals['_SCALEREPLY']._serialized_end=822
+  _globals['_POOLSIZE']._serialized_start=825
+  _globals['_POOLSIZE']._serialized_end=968
+  _globals['_REGISTRYSERVICE']._serialized_start=1159
+  _globals['_REGISTRYSERVICE']._serialized_end=1302
 # @@protoc_insertion_point(module_scope)

@@ -37,7 +37,7 @@ class RegistryServiceStub:
         self.Join = channel.stream_stream(
                 '/outrider.v1.RegistryService/Join',
                 request_serializer=outrider_dot_v1_dot_registry__pb2.GatewayReport.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_registry__pb2.Membership.FromString,
+                response_deserializer=outrider_dot_v1_dot_registry__pb2.WorkerList.FromString,
                 _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/outrider.v1.RegistryService/Scale',
@@ -50,15 +50,15 @@ class RegistryServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request_iterator, context):
-        """One per gateway, for the gateway's life: its reports go up, the membership comes down, at once and at each change.
-        A gateway that loses it goes on with the members it knows.
+        """One call per gateway, for the gateway's life. The gateway sends reports. The launcher sends its list of workers, at
+        once and after each change. A gateway that loses the call keeps using the workers of the last list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Scale(self, request, context):
-        """Sets by hand how many workers a pool is to have. Answers at once, with what the pool has now.
+        """Sets the number of workers of a pool by hand. Replies at once with the pool's present size.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_RegistryServiceServicer_to_server(servicer, server):
             'Join': grpc.stream_stream_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=outrider_dot_v1_dot_registry__pb2.GatewayReport.FromString,
-                    response_serializer=outrider_dot_v1_dot_registry__pb2.Membership.SerializeToString,
+                    response_serializer=outrider_dot_v1_dot_registry__pb2.WorkerList.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -104,7 +104,7 @@ class RegistryService:
             target,
             '/outrider.v1.RegistryService/Join',
             outrider_dot_v1_dot_registry__pb2.GatewayReport.SerializeToString,
-            outrider_dot_v1_dot_registry__pb2.Membership.FromString,
+            outrider_dot_v1_dot_registry__pb2.WorkerList.FromString,
             options,
             channel_credentials,
             insecure,

@@ -78,23 +78,23 @@ class TargetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request_iterator, context):
-        """One per gateway, for the gateway's life. When it ends, its slots and tickets are freed.
+        """One call per gateway, for the gateway's life. When it ends, its slots and leases are freed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Deliver(self, request_iterator, context):
-        """One per draft: nodes of its trees, as they grow, and what it asks for beside them. Back comes what it asked for, until
-        the draft ends its side, and then a summary.
+        """One call per draft. The draft sends nodes of its trees as they grow, and requests for features of its head. The target
+        sends these features until the draft ends its side, and then a summary.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """Runs a text alone, for a draft that compares what its head says of the hidden states with what the target says. One
-        after the other: steps wait for it.
+        """Runs a text alone, so that a draft can check a head's wiring: which hidden states it reads. Probes run one at a time;
+        steps wait meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

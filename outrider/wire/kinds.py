@@ -39,9 +39,9 @@ class TokenKind(Enum):
 class DraftTokenKind(Enum):
     """How a draft token that a target has verified was proposed."""
 
-    DRAWN = pb.DRAFT_TOKEN_KIND_DRAWN
+    SAMPLED = pb.DRAFT_TOKEN_KIND_SAMPLED
     """Sampled from a distribution that was sent to the target along with the token."""
-    GUESS = pb.DRAFT_TOKEN_KIND_GUESS
+    DETERMINISTIC = pb.DRAFT_TOKEN_KIND_DETERMINISTIC
     """Proposed without a distribution."""
     FORCED = pb.DRAFT_TOKEN_KIND_FORCED
     """Proposed by a grammar that allows no other token."""

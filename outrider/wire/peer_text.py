@@ -12,7 +12,7 @@ MAX_INFO_BYTES = 1 << 16
 """Maximum bytes of a WorkerInfo message. Our workers send a few hundred."""
 MAX_REASONS = 8
 """Maximum number of different reasons that one `Reasons` keeps, and so lets be logged."""
-_REASON_FIELDS = frozenset({"why", "features_refusal"})
+_REASON_FIELDS = frozenset({"reason", "features_refusal"})
 """Names of message fields that hold a reason. All other text fields hold names."""
 
 

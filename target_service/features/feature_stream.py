@@ -64,7 +64,7 @@ class FeatureStream:
         """
         await self._outbox.wait_below(MAX_UNREAD)
 
-    def handle(self, ask: tpb.FeatureAsk) -> None:
+    def handle(self, ask: tpb.HeadRequest) -> None:
         """Handle one request of the draft worker: a head, a piece of its weights, or a subscription. A request that
         breaks a rule is answered with a refusal.
         """
@@ -98,7 +98,9 @@ class FeatureStream:
 
     def _put_head(self, digest: bytes, state: tpb.HeadState, why: str, target_epoch: int) -> None:
         self._put(
-            tpb.FeatureBatch(heads=[tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=target_epoch)])
+            tpb.FeatureBatch(
+                head_replies=[tpb.HeadReply(digest=digest, state=state, reason=why, target_epoch=target_epoch)]
+            )
         )
 
     # messages to the draft
@@ -126,15 +128,15 @@ class FeatureStream:
         part_len = max(1, PART_BYTES // token_bytes)
         for first in range(0, num_tokens, part_len):
             part = data[first * token_bytes : (first + part_len) * token_bytes]
-            rows = tpb.FeatureRows(
+            chunk = tpb.FeatureChunk(
                 ticket=subscription.ticket,
                 target_epoch=self._epoch,
                 start=start + first,
-                num_rows=len(part) // token_bytes,
+                num_tokens=len(part) // token_bytes,
                 data=part,
                 request_id=subscription.request_id,
             )
-            self._put(tpb.FeatureBatch(rows=[rows]))
+            self._put(tpb.FeatureBatch(chunks=[chunk]))
 
     def _put(self, batch: tpb.FeatureBatch) -> None:
         if not self._is_over:
@@ -145,7 +147,7 @@ class FeatureStream:
         for batch in batches:
             merged.MergeFrom(batch)
         await self._write_batch(merged)
-        self._num_written_bytes += sum(len(rows.data) for rows in merged.rows)
+        self._num_written_bytes += sum(len(chunk.data) for chunk in merged.chunks)
 
     async def finish(self, summary: tpb.DeliverSummary) -> None:
         """Write all queued messages, then the summary of the stream's deliveries, and wait until they are written."""

@@ -111,7 +111,7 @@ class Features:
             self._set_taps()
         except (OutriderError, RuntimeError) as failure:  # torch's own out-of-memory errors are RuntimeErrors
             self.drop_head(digest)
-            raise InvalidRequest(f"the target cannot run the head's opening map: {failure}") from None
+            raise InvalidRequest(f"the target cannot run the head's projection: {failure}") from None
 
     def drop_head(self, digest: bytes) -> None:
         """Stop making features for a head, and drop its kept features."""

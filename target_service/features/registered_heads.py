@@ -116,7 +116,7 @@ class Heads:
         pieces = asyncio.Queue[tpb.HeadWeights]()
         reading = asyncio.create_task(self._read(stream, spec, pieces))
         self._uploads[stream] = _Upload(spec, pieces, reading, spec.num_bytes)
-        stream.reply(spec.digest, tpb.HEAD_STATE_WEIGHTS_WANTED)
+        stream.reply(spec.digest, tpb.HEAD_STATE_NEEDS_WEIGHTS)
 
     def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
         """Raise InvalidRequest if a probe of num_tokens tokens with these layers cannot be run. taps: layers whose

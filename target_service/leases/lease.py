@@ -98,7 +98,7 @@ class DeliveredDrafts(SlotDrafter):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """Lease of one slot, which steps by itself until it has `job.until_len` committed tokens."""
+    """Lease of one slot, which steps by itself until it has `job.lease_end_len` committed tokens."""
 
     job: VerifyJob
     slot: Slot
@@ -191,7 +191,7 @@ class Lease:
     @property
     def is_running(self) -> bool:
         """Whether the slot may take another step under this lease."""
-        return self.length < self.job.until_len
+        return self.length < self.job.lease_end_len
 
     @property
     def is_ended(self) -> bool:

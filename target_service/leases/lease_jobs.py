@@ -47,7 +47,7 @@ class VerifyJob:
     tickets: Sequence[tuple[int, bool]]
     """Per draft worker, at least one: its ticket, and whether it drafts for the slot. The first ticket names the
     lease."""
-    until_len: int
+    lease_end_len: int
     """Committed length, in tokens, at which the lease ends."""
     arrived_s: float
     """Monotonic time at which the message arrived, in seconds."""
@@ -66,7 +66,7 @@ class ExtendJob:
     slot_id: int
     ticket: int
     """First ticket of the lease, which names it."""
-    until_len: int
+    lease_end_len: int
     """New committed length, in tokens, at which the lease ends."""
 
 
@@ -132,7 +132,7 @@ class Verdict:
     timings: Timings
     num_cached_tokens: int
     """Number of prompt tokens that came from the prefix cache when the slot began."""
-    num_foretold: int = 0
+    num_predicted: int = 0
     """Number of committed tokens that the request's prediction had proposed."""
     logprobs: Sequence[Reported] = ()
     """Log-probs of each committed token if the request asks for logprobs; else empty."""

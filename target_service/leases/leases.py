@@ -127,11 +127,11 @@ class Leases:
         now: monotonic time, in seconds.
         """
         lease = self._leases.get((job.owner, job.slot_id))
-        if lease is None or lease.first.ticket != job.ticket or job.until_len <= lease.job.until_len:
+        if lease is None or lease.first.ticket != job.ticket or job.lease_end_len <= lease.job.lease_end_len:
             return
         if not lease.is_running:
             lease.ready_s = now
-        lease.job = replace(lease.job, until_len=job.until_len)
+        lease.job = replace(lease.job, lease_end_len=job.lease_end_len)
 
     def hand_in(self, nodes: Delivery) -> bool:
         """Queue a delivery for the engine thread. Return False if the queue would exceed max_bytes; the delivery is

@@ -55,7 +55,7 @@ def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey,
         explanation = pb.Explanation(draft_us=_pop_draft_us(proposal))
         for node, (token_id, parent) in enumerate(zip(tree.ids, tree.parents, strict=True)):
             kind = _kind(proposal, node)
-            explanation.draft.add(id=token_id, parent=parent, kind=kind, accepted=node in decided.path)
+            explanation.draft.add(id=token_id, parent=parent, kind=kind, is_accepted=node in decided.path)
         if tree.children(decided.last) and tree.child(decided.last, decided.next_id) is None:
             _add_rejection(explanation.rejection, request, host, index)
         explanations[proposal.slot.key] = explanation
@@ -75,10 +75,10 @@ def _add_rejection(rejection: pb.Rejection, request: ExplainRequest, host: HostL
         rejection.target.extend(best_of(host.distribution(index, row)))
     drawn_from = _drawn_from(proposal, last)
     if drawn_from is not None:
-        rejection.draft_law.extend(best_of(drawn_from))
+        rejection.draft_distribution.extend(best_of(drawn_from))
         return
     for token_id in _proposed_after(proposal, last)[:NUM_BEST]:
-        rejection.draft_guesses.add(id=token_id)
+        rejection.deterministic_tokens.add(id=token_id)
 
 
 def best_of(distribution: TokenDistribution) -> list[pb.RankedToken]:
@@ -107,8 +107,8 @@ def _kind(proposal: Proposal, node: int) -> pb.DraftTokenKind:
         return pb.DRAFT_TOKEN_KIND_PREDICTED
     for draw in proposal.draws:
         if draw.node == node and not draw.is_one_token:
-            return pb.DRAFT_TOKEN_KIND_DRAWN
-    return pb.DRAFT_TOKEN_KIND_GUESS
+            return pb.DRAFT_TOKEN_KIND_SAMPLED
+    return pb.DRAFT_TOKEN_KIND_DETERMINISTIC
 
 
 def _drawn_from(proposal: Proposal, parent: int) -> TokenDistribution | None:

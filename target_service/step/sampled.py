@@ -68,19 +68,19 @@ def commit_sampled(
     slot.settle()
     num_kept = len(kept) - len(path) + num_tokens  # without the tokens behind the output's end
     features.note_committed(slot.key, share.row, kept[:num_kept])
-    foretold = own_drafts.append(slot, token_ids)
+    predicted = own_drafts.append(slot, token_ids)
     return Verdict(
         committed_len=committed_len,
         token_ids=token_ids,
         kinds=kinds_of(len(path), len(tree), not tree.children(decided.last))[:num_tokens],
         finish=finish,
-        outcomes=learn(lease, proposal, path, num_tokens, foretold, metrics),
+        outcomes=learn(lease, proposal, path, num_tokens, predicted, metrics),
         drafter=drafter_of(proposal),
         depth=tree.max_depth,
         fallback=share.fallback,
         timings=times.timings(lease),
         num_cached_tokens=slot.num_adopted or 0,
-        num_foretold=sum(foretold),
+        num_predicted=sum(predicted),
         logprobs=decided.reported[:num_tokens],
         prompt_logprobs=pop_scores(slot),
         explanation=explanation,

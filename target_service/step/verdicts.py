@@ -53,16 +53,16 @@ def learn(
     proposal: Proposal,
     path: Sequence[int],
     num_tokens: int,
-    foretold: Sequence[bool],
+    predicted: Sequence[bool],
     metrics: WorkerMetrics,
 ) -> list[DraftOutcome]:
     """Update acceptance probabilities after a step, and advance the draft buffers past the tokens that it committed.
 
-    path: the accepted nodes. num_tokens: number of committed tokens. foretold: whether the request's prediction was
+    path: the accepted nodes. num_tokens: number of committed tokens. predicted: whether the request's prediction was
     right, for each committed token for which it had proposed one, verified or not. Returns the outcome of each draft
     worker and, last, that of the target's own drafter.
     """
-    for is_right in foretold:
+    for is_right in predicted:
         lease.own_drafters[Drafter.PREDICTION].acceptance.note(0 if is_right else None)
     verified = proposal.drafted_by
     _note_tested(lease, proposal, path[:num_tokens])

@@ -117,8 +117,8 @@ class Verifier:
         if beams is not None:
             length = beams.tree.length
             is_done = beams.search.is_done
-        if job.until_len <= length or is_done:
-            why = f"until_len is {job.until_len}, must be more than the {length} tokens committed"
+        if job.lease_end_len <= length or is_done:
+            why = f"lease_end_len is {job.lease_end_len}, must be more than the {length} tokens committed"
             self._leases.answer(job, JobError(JobFault.INVALID, why))
             return
         num_same = job.base_len  # tokens that the slot had before the message

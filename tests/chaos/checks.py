@@ -94,7 +94,7 @@ def held(system: System) -> dict[str, dict[str, int]]:
             found[f"{role} {index}"] = {
                 "slots": info.num_slots_in_use,
                 "blocks": info.num_kv_blocks_in_use,
-                "tickets": info.num_tickets,
+                "tickets": info.num_leases,
             }
     for index, target in enumerate(pools.targets):
         metrics = read_metrics(f"http://{target.ready['metrics_address']}/metrics")

@@ -70,11 +70,11 @@ def settings(nodes: Nodes) -> dict[str, Any]:
     }
 
 
-async def found(registry: str) -> dict[str, registry_pb2.Member]:
+async def found(registry: str) -> dict[str, registry_pb2.Worker]:
     return {member.name: member for member in await members(registry)}
 
 
-async def until(holds: Callable[[dict[str, registry_pb2.Member]], bool], registry: str, load: Load, what: str) -> float:
+async def until(holds: Callable[[dict[str, registry_pb2.Worker]], bool], registry: str, load: Load, what: str) -> float:
     """Seconds until the membership is so."""
     began = time.monotonic()
     while not holds(await found(registry)):
@@ -120,7 +120,7 @@ async def lose_a_machine(nodes: Nodes, registry: str, load: Load) -> None:
         not load.errors, f"requests go on without it: {2 * NUM_CLIENTS} more answers in {answers_s:.1f} s, none failed"
     )
     nodes.start(THIRD, LABELS, 2)
-    serving = registry_pb2.MEMBER_STATE_SERVING
+    serving = registry_pb2.WORKER_STATE_SERVING
     back_s = await until(lambda now: all(one.state == serving for one in now.values()), registry, load, "all back")
     after = await found(registry)
     check(

@@ -20,17 +20,17 @@ from tests.stack import Process
 def sizes(registry: str, pool: str, count: int | None = None) -> registry_pb2.PoolSize:
     with grpc.insecure_channel(registry) as channel:
         stub = registry_pb2_grpc.RegistryServiceStub(channel)
-        reply: registry_pb2.ScaleReply = stub.Scale(registry_pb2.ScaleRequest(pool=pool, count=count), timeout=10)
+        reply: registry_pb2.ScaleReply = stub.Scale(registry_pb2.ScaleRequest(pool=pool, num_workers=count), timeout=10)
         return reply.pools[0]
 
 
-async def members(registry: str) -> list[registry_pb2.Member]:
+async def members(registry: str) -> list[registry_pb2.Worker]:
     """As a gateway hears it when it joins."""
     async with grpc.aio.insecure_channel(registry) as channel:
         call = registry_pb2_grpc.RegistryServiceStub(channel).Join()
-        found: registry_pb2.Membership = await asyncio.wait_for(call.read(), 10)
+        found: registry_pb2.WorkerList = await asyncio.wait_for(call.read(), 10)
         call.cancel()
-        return list(found.members)
+        return list(found.workers)
 
 
 async def until_serving(registry: str, pool: str, count: int, timeout_s: float = 240.0) -> None:

@@ -15,9 +15,9 @@ from outrider.wire.transport.rpc import server_options
 from tests.stack import Process
 
 STATES = {
-    "starting": rpb.MEMBER_STATE_STARTING,
-    "serving": rpb.MEMBER_STATE_SERVING,
-    "draining": rpb.MEMBER_STATE_DRAINING,
+    "starting": rpb.WORKER_STATE_STARTING,
+    "serving": rpb.WORKER_STATE_SERVING,
+    "draining": rpb.WORKER_STATE_DRAINING,
 }
 
 
@@ -27,7 +27,7 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
     def __init__(self, model_name: str = "", epoch: int = 1) -> None:
         self.address = ""
         self.reports: list[rpb.GatewayReport] = []
-        self._membership = rpb.Membership(
+        self._membership = rpb.WorkerList(
             epoch=epoch,
             protocol=PROTOCOL,
             pools=[
@@ -52,7 +52,7 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
 
     def publish(self, **states: tuple[Process, str]) -> None:
         """target_0=(process, "serving"): from now on these are the members."""
-        membership = rpb.Membership(
+        membership = rpb.WorkerList(
             epoch=self._membership.epoch,
             version=self._membership.version + 1,
             protocol=PROTOCOL,
@@ -60,7 +60,7 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
         )
         for name, (process, state) in states.items():
             is_target = name.startswith("target")
-            membership.members.add(
+            membership.workers.add(
                 name=name,
                 pool="chat" if is_target else "small",
                 role=rpb.ROLE_TARGET if is_target else rpb.ROLE_DRAFT,
@@ -71,7 +71,7 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def Join(self, reports: AsyncIterator[Any], context: Any) -> AsyncIterator[rpb.Membership]:
+    async def Join(self, reports: AsyncIterator[Any], context: Any) -> AsyncIterator[rpb.WorkerList]:
         reading = asyncio.create_task(self._read(reports))
         try:
             while True:

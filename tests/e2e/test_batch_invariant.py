@@ -71,7 +71,7 @@ def invariant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     arguments = ("--batch-invariant", "--dtype", request.param)
     with running(target_args=arguments, log_folder=tmp_path_factory.mktemp("invariant")) as stack:
         info = stack.target_info()
-        assert info.batch_invariant
+        assert info.is_batch_invariant
         assert info.dtype == request.param
         yield stack
 

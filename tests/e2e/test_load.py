@@ -172,8 +172,8 @@ async def until_idle(stack: Stack) -> None:
     while True:
         target, draft, gateway = stack.target_info(), stack.draft_info(), stack.metrics()
         held = {
-            "target": (target.num_slots_in_use, target.num_kv_blocks_in_use, target.num_tickets),
-            "draft": (draft.num_slots_in_use, draft.num_kv_blocks_in_use, draft.num_tickets),
+            "target": (target.num_slots_in_use, target.num_kv_blocks_in_use, target.num_leases),
+            "draft": (draft.num_slots_in_use, draft.num_kv_blocks_in_use, draft.num_leases),
             "gateway": (gateway["outrider_running"], gateway["outrider_queue_depth"]),
         }
         if not any(count for counts in held.values() for count in counts):

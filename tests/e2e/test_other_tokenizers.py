@@ -47,12 +47,12 @@ def ids_of(answer: Completion) -> list[int]:
 
 async def test_greedy_text_is_the_targets_own_and_drafts_are_kept(stack: Stack, client: AsyncClient) -> None:
     info = await asyncio.to_thread(stack.draft_info)
-    assert info.translates and info.vocab_size == NUM_ENTRIES
-    (made,) = info.translations
+    assert info.supports_retokenization and info.vocab_size == NUM_ENTRIES
+    (made,) = info.shared_vocabularies
     texts = NUM_ENTRIES - 4
     assert made.tokenizer_fingerprint == stack.target_info().tokenizer_fingerprint
     assert 0.8 * texts < made.num_shared < texts
-    assert made.share == pytest.approx(made.num_shared / texts)
+    assert made.shared_fraction == pytest.approx(made.num_shared / texts)
     prompts = (PROMPT, *HOSTILE)
     for wish in (Speculation(num_draft_tokens=4), Speculation(tree="3x2x1")):
         answers = await asyncio.gather(
@@ -82,7 +82,7 @@ async def test_one_draft_serves_targets_of_several_vocabularies(
         for model, answer in zip((DEMO_TARGET, small), answers, strict=True):
             await asyncio.to_thread(assert_target_alone, model, (PROMPT, ids_of(answer)))
             assert answer.usage.num_draft_tokens > 0
-        sizes = {each.vocab_size for each in (await asyncio.to_thread(stack.draft_info)).translations}
+        sizes = {each.vocab_size for each in (await asyncio.to_thread(stack.draft_info)).shared_vocabularies}
         assert sizes == {4096, 320}
     finally:
         target.stop()
@@ -102,7 +102,7 @@ async def test_padded_vocabularies_are_served(tmp_path: Path, target_size: int, 
             wish = Speculation(num_draft_tokens=3)
             answer = await client.generate("Hello", temperature=0.0, speculation=wish, **options)
             sampled = await client.generate("Hello", temperature=1.0, seed=3, speculation=wish, **options)
-        assert not made.draft_info().translations
+        assert not made.draft_info().shared_vocabularies
         assert answer.usage.num_accepted_tokens and sampled.usage.num_accepted_tokens
         await asyncio.to_thread(assert_target_alone, target, ("Hello", ids_of(answer)))
 

@@ -84,4 +84,4 @@ async def test_it_may_die_and_come_back(stack: Stack, prompts: list[str]) -> Non
     while not await drafts_again():
         assert time.monotonic() < give_up_s, "no drafts"
     await until(lambda: stack.draft_info().num_slots_in_use == 0)
-    assert stack.target_info().num_tickets == 0
+    assert stack.target_info().num_leases == 0

@@ -91,7 +91,7 @@ async def test_the_text_is_that_of_plain_decoding(stack: Stack, kind: str) -> No
 
 
 async def check_trees(stack: Stack, kind: str) -> None:
-    assert stack.target_info().trees and stack.draft_info().trees
+    assert stack.target_info().supports_trees and stack.draft_info().supports_trees
     plain = await generate_all(stack, kind, speculate=False, at_once=1)
     loaded = await generate_all(stack, kind, speculate=True, at_once=NUM_PROMPTS)
     assert [text.ids for text in loaded] == [text.ids for text in plain]

@@ -174,10 +174,10 @@ def once_ready(rest: bytes, served: Callable[[], object] = lambda: None) -> Call
 
     def until(message: bytes) -> bool | bytes:
         batch = tpb.FeatureBatch.FromString(message)
-        if any(reply.digest == LAST_DIGEST for reply in batch.heads):
+        if any(reply.digest == LAST_DIGEST for reply in batch.head_replies):
             served()
             return True
-        return bool(left) and any(reply.state == tpb.HEAD_STATE_READY for reply in batch.heads) and left.pop()
+        return bool(left) and any(reply.state == tpb.HEAD_STATE_READY for reply in batch.head_replies) and left.pop()
 
     return until
 
@@ -188,12 +188,12 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
     """
     hints = worker_hints(target.epoch, [target.address])
     extends = [
-        tpb.TargetRequest(epoch=target.epoch, extend=tpb.Extend(slot=slot, ticket=ticket, until_len=12))
+        tpb.TargetRequest(epoch=target.epoch, extend=tpb.Extend(slot=slot, ticket=ticket, lease_end_len=12))
         for slot, ticket in (*itertools.product(range(1, 4), range(1, 5)), (UNDISTURBED, UNDISTURBED))
     ]
     sound_parts = [sound_part(ticket, target.epoch) for ticket in (1, 2, 3, UNDISTURBED)]
     sound = tpb.DeliveryBatch(items=sound_parts).SerializeToString()
-    registered = tpb.DeliveryBatch(asks=registration(target.epoch)).SerializeToString()
+    registered = tpb.DeliveryBatch(head_requests=registration(target.epoch)).SerializeToString()
     held = hold(target.channel, target.method("Deliver"), registered, once_ready(b""))  # rows are made all the while
     go_on = tpb.TargetRequestBatch(items=extends).SerializeToString() + target.valid()  # joined, they are one batch
 
@@ -223,10 +223,10 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             tally.changed(made.SerializeToString(), raw)
             return made
 
-        def ask() -> tpb.FeatureAsk:
+        def ask() -> tpb.HeadRequest:
             valid = None if anything else valid_ask(draw, target.epoch)
             raw = None if valid is None else valid.SerializeToString()
-            made = message_of(draw, tpb.FeatureAsk, hints) if valid is None else nudged(draw, valid, hints)
+            made = message_of(draw, tpb.HeadRequest, hints) if valid is None else nudged(draw, valid, hints)
             tally.changed(made.SerializeToString(), raw)
             return made
 
@@ -234,7 +234,7 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
         asks = [ask() for _ in range(draw(st.integers(0, BATCH // 2)))]
         if draw(st.booleans()):
             asks = [*registration(target.epoch), *asks]
-        raw = tpb.DeliveryBatch(items=parts, asks=asks).SerializeToString()
+        raw = tpb.DeliveryBatch(items=parts, head_requests=asks).SerializeToString()
         rubbish = draw(st.integers(0, 5)) == 0
         if rubbish:
             valid = raw
@@ -242,7 +242,7 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             tally.changed(raw, valid)
 
         has_head = not rubbish and draw(st.booleans())
-        last = tpb.DeliveryBatch(asks=last_asks(target.epoch)).SerializeToString()
+        last = tpb.DeliveryBatch(head_requests=last_asks(target.epoch)).SerializeToString()
 
         def deliver_raw(*, is_counted: bool) -> None:
             messages, until = ([registered], once_ready(raw + last, probe)) if has_head else ([raw], None)
@@ -253,10 +253,10 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             summary = batches[-1].summary if status is Code.OK else tpb.DeliverSummary()
             assert all(not batch.HasField("summary") for batch in batches[:-1])
             for batch in batches:
-                tally.ends["rows"] += len(batch.rows)
-                for reply in batch.heads:
+                tally.ends["rows"] += len(batch.chunks)
+                for reply in batch.head_replies:
                     tally.ends[tpb.HeadState.Name(reply.state).removeprefix("HEAD_STATE_").lower()] += 1
-                    assert reply.why or reply.state != tpb.HEAD_STATE_REFUSED, "a refusal says why"
+                    assert reply.reason or reply.state != tpb.HEAD_STATE_REFUSED, "a refusal says why"
             tally.ends["part refused"] += summary.num_refused
             tally.ends["part taken"] += summary.num_deliveries - summary.num_refused
             if is_counted:
@@ -443,7 +443,7 @@ def join(registry: Registry, channel: grpc.Channel, tally: Tally) -> Callable[[A
         tally.num_accepted += len(reports) - (status is not Code.OK)
         assert rubbish or status is Code.OK, (status, details)
         assert arrived or status is not Code.OK
-        assert all(rpb.Membership.FromString(raw).members for raw in arrived)
+        assert all(rpb.WorkerList.FromString(raw).workers for raw in arrived)
         give_up = time.monotonic() + SETTLE_S
         while registry.reports():
             assert time.monotonic() < give_up, "a gateway that left is still counted"

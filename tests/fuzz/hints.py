@@ -58,7 +58,7 @@ _SPECULATION = st.sampled_from(
         pb.Speculation(),
         pb.Speculation(max_draft_tokens=8),
         pb.Speculation(max_draft_tokens=3, num_draft_tokens=pb.NumDraftTokens(number=3), explain=True),
-        pb.Speculation(max_draft_tokens=8, num_draft_tokens=pb.NumDraftTokens(number=2), sequential=True),
+        pb.Speculation(max_draft_tokens=8, num_draft_tokens=pb.NumDraftTokens(number=2), is_sequential=True),
         pb.Speculation(max_draft_tokens=8, tree=pb.TreeShape(widths=[2, 1])),
         pb.Speculation(max_draft_tokens=8, draft_logprobs=pb.DRAFT_LOGPROBS_TOPK, draft_topk=5),
     ]
@@ -79,13 +79,13 @@ def _int32s(values: st.SearchStrategy[int]) -> st.SearchStrategy[bytes]:
     return st.lists(values, max_size=4).map(int32s)
 
 
-def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
+def worker_hints(epoch: int, target_address: list[str]) -> Hints:
     """For items of Control and Deliver. One in ten has another epoch."""
     epochs = st.sampled_from([epoch] * 9 + [0, epoch ^ 1])
     hints: dict[str, st.SearchStrategy[Any]] = {
         "OpenSlot.committed_ids": _IDS,
         "OpenSlot.num_prompt_tokens": st.sampled_from([1, 1, 2, 3, 3, 5, 40, 0, 2**32 - 1]),
-        "OpenSlot.deliver_to": st.sampled_from(deliver_to),
+        "OpenSlot.target_address": st.sampled_from(target_address),
         "OpenSlot.target_epoch": epochs,
         "Delivery.ids": st.one_of(_int32s(_ID), _int32s(st.sampled_from([VOCAB, -1, 2**31 - 1])), _RAW),
         "Delivery.root_len": _LEN,
@@ -107,8 +107,8 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "TreeShape.widths": st.lists(st.sampled_from([1, 2, 3, 0, 64, 2**32 - 1]), max_size=4),
         "TreeShape.num_nodes": st.sampled_from([0, 0, 1, 5, 64, 2**32 - 1]),
         "TreeShape.max_depth": st.sampled_from([0, 1, 3, 64, 2**32 - 1]),
-        "Verify.until_len": _UNTIL,
-        "Extend.until_len": _UNTIL,
+        "Verify.lease_end_len": _UNTIL,
+        "Extend.lease_end_len": _UNTIL,
         "NumDraftTokens.number": _K,
         "Speculation.max_draft_tokens": _K,
         "Speculation.draft_topk": st.sampled_from([0, 0, 1, 5, VOCAB, VOCAB + 1, 2**32 - 1]),
@@ -133,14 +133,14 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
     return hints
 
 
-def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> Any:
+def valid_item(draw: Draw, request: type[Any], epoch: int, target_address: str) -> Any:
     """An item of a small story: three slots of three committed tokens each, opened, asked, let on, cut and closed."""
     slot = draw(st.integers(1, 3))
     kind = draw(st.sampled_from(["open", "open", "ask", "ask", "ask", "extend", "truncate", "close"]))
     item = request(id=slot, epoch=epoch)
     if kind == "open":
         opened = pb.OpenSlot(slot=slot, committed_ids=[5, 6, 7], num_prompt_tokens=3, params=draw(_PARAMS))
-        opened.deliver_to, opened.target_epoch, opened.protocol = deliver_to, epoch, PROTOCOL
+        opened.target_address, opened.target_epoch, opened.protocol = target_address, epoch, PROTOCOL
         opened.drafter = draw(st.sampled_from(["", "ngram", "lookup"]))
         opened.speculation.CopyFrom(draw(_SPECULATION))
         opened.scheduling.CopyFrom(draw(_SCHEDULING))
@@ -155,11 +155,13 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
         ids = [11] * draw(st.integers(0, 2))
         item.advance.CopyFrom(dpb.Advance(slot=slot, ticket=draw(st.integers(1, 4)), base_len=3, committed_ids=ids))
     elif kind == "extend":
-        item.extend.CopyFrom(tpb.Extend(slot=slot, ticket=draw(st.integers(1, 4)), until_len=draw(st.integers(4, 8))))
+        item.extend.CopyFrom(
+            tpb.Extend(slot=slot, ticket=draw(st.integers(1, 4)), lease_end_len=draw(st.integers(4, 8)))
+        )
     else:
         ids = [11] * draw(st.integers(0, 2))
         ask = tpb.Verify(slot=slot, base_len=3, committed_ids=ids)
-        ask.until_len = 3 + len(ids) + draw(st.sampled_from([1, 1, 2, 4]))
+        ask.lease_end_len = 3 + len(ids) + draw(st.sampled_from([1, 1, 2, 4]))
         ask.tickets.add(ticket=draw(st.integers(1, 4)), is_drafted=draw(st.booleans()))
         tickets = st.builds(tpb.DraftTicket, ticket=st.integers(1, 9), is_drafted=st.booleans())
         ask.tickets.extend(draw(st.lists(tickets, max_size=9)))
@@ -181,7 +183,7 @@ def leases(draw: Draw, epoch: int) -> list[tpb.TargetRequest]:
             opened.params.CopyFrom(draw(_PARAMS))
             opened.speculation.CopyFrom(draw(_SPECULATION))
         items.append(tpb.TargetRequest(id=slot, epoch=epoch, open=opened))
-        ask = tpb.Verify(slot=slot, tickets=[tpb.DraftTicket(ticket=slot)], base_len=3, until_len=4)
+        ask = tpb.Verify(slot=slot, tickets=[tpb.DraftTicket(ticket=slot)], base_len=3, lease_end_len=4)
         items.append(tpb.TargetRequest(id=slot + 10, epoch=epoch, verify=ask))
     return items
 
@@ -189,7 +191,7 @@ def leases(draw: Draw, epoch: int) -> list[tpb.TargetRequest]:
 def sound_part(ticket: int, epoch: int) -> tpb.Delivery:
     """Guesses that a lease of `leases` can verify."""
     part = tpb.Delivery(ticket=ticket, target_epoch=epoch, root_len=4, ids=int32s([5, 6]), parents=int32s([-1, 0]))
-    part.ranks, part.kinds = bytes(2), bytes([tpb.NODE_KIND_GUESS] * 2)
+    part.ranks, part.kinds = bytes(2), bytes([tpb.NODE_KIND_DETERMINISTIC] * 2)
     return part
 
 
@@ -198,14 +200,14 @@ def valid_part(draw: Draw, epoch: int) -> tpb.Delivery:
     num_known, num = draw(st.integers(0, 2)), draw(st.integers(0, 3))
     ids = [11] * num_known + draw(st.lists(_ID, min_size=num, max_size=num))
     parents = [draw(st.sampled_from([node - 1, draw(st.integers(-1, node - 1))])) for node in range(len(ids))]
-    kinds = [tpb.NODE_KIND_KNOWN] * num_known
-    one = draw(st.sampled_from([tpb.NODE_KIND_GUESS, tpb.NODE_KIND_LAW, None]))
+    kinds = [tpb.NODE_KIND_REFERENCE] * num_known
+    one = draw(st.sampled_from([tpb.NODE_KIND_DETERMINISTIC, tpb.NODE_KIND_SAMPLED, None]))
     kinds += [draw(st.sampled_from(tpb.NodeKind.values()[1:])) if one is None else one for _ in range(num)]
     part = tpb.Delivery(ticket=draw(st.integers(1, 4)), target_epoch=epoch, root_len=draw(_ROOT))
     part.ids, part.parents, part.kinds = int32s(ids), int32s(parents), bytes(kinds)
     part.ranks = bytes(draw(st.integers(0, 2)) for _ in ids)
     part.ends = int32s(draw(st.lists(st.integers(-1, len(ids) - 1), max_size=2 if ids else 1)))
-    num_rows = len({parent for parent, kind in zip(parents, kinds, strict=True) if kind == tpb.NODE_KIND_LAW})
+    num_rows = len({parent for parent, kind in zip(parents, kinds, strict=True) if kind == tpb.NODE_KIND_SAMPLED})
     if num_rows:
         rows = floats([-math.log(VOCAB)] * VOCAB) * num_rows
         part.distributions.vocab_size = VOCAB
@@ -213,29 +215,29 @@ def valid_part(draw: Draw, epoch: int) -> tpb.Delivery:
     return part
 
 
-def registration(epoch: int) -> list[tpb.FeatureAsk]:
+def registration(epoch: int) -> list[tpb.HeadRequest]:
     """What registers a head, its weights in two pieces."""
     spec = tpb.HeadSpec(target_epoch=epoch, digest=HEAD_DIGEST, num_bytes=len(HEAD))
     pieces = [
         tpb.HeadWeights(digest=HEAD_DIGEST, offset=at, data=HEAD[at : at + 400]) for at in range(0, len(HEAD), 400)
     ]
-    return [tpb.FeatureAsk(head=spec), *(tpb.FeatureAsk(weights=piece) for piece in pieces)]
+    return [tpb.HeadRequest(head=spec), *(tpb.HeadRequest(weights=piece) for piece in pieces)]
 
 
-def last_asks(epoch: int) -> list[tpb.FeatureAsk]:
+def last_asks(epoch: int) -> list[tpb.HeadRequest]:
     """What can be served of `leases`, and a head that is refused in any case."""
     named = {"target_epoch": epoch, "digest": HEAD_DIGEST}
-    rows = [tpb.FeatureAsk(rows=tpb.FeatureRequest(ticket=ticket, start=0, **named)) for ticket in range(1, 4)]
-    return [*rows, tpb.FeatureAsk(head=tpb.HeadSpec(target_epoch=epoch, digest=LAST_DIGEST))]
+    rows = [tpb.HeadRequest(features=tpb.FeatureRequest(ticket=ticket, start=0, **named)) for ticket in range(1, 4)]
+    return [*rows, tpb.HeadRequest(head=tpb.HeadSpec(target_epoch=epoch, digest=LAST_DIGEST))]
 
 
-def valid_ask(draw: Draw, epoch: int) -> tpb.FeatureAsk:
+def valid_ask(draw: Draw, epoch: int) -> tpb.HeadRequest:
     """What a draft with a head asks for: to register it, a piece of it, or rows of a lease."""
     if draw(st.integers(0, 2)) == 0:
         return draw(st.sampled_from(registration(epoch)))
     ticket, start = draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 3, 9]))
     rows = tpb.FeatureRequest(target_epoch=epoch, ticket=ticket, digest=HEAD_DIGEST, start=start)
-    return tpb.FeatureAsk(rows=rows)
+    return tpb.HeadRequest(features=rows)
 
 
 def valid_probe(draw: Draw, epoch: int) -> tpb.ProbeRequest:
@@ -262,8 +264,8 @@ def _distributions(draw: Any) -> pb.TokenDistributions:
     return pb.TokenDistributions(
         vocab_size=vocab,
         sparse_ids=pb.Tensor(dtype=2, shape=[total], data=ids),
-        sparse_log_probs=pb.Tensor(dtype=1, shape=[total], data=logs),
-        row_sizes=sizes,
+        sparse_logprobs=pb.Tensor(dtype=1, shape=[total], data=logs),
+        support_sizes=sizes,
     )
 
 

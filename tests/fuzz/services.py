@@ -70,11 +70,11 @@ class Worker:
         slot = pb.OpenSlot(slot=SENTINEL, committed_ids=[5, 6, 7], num_prompt_tokens=3, params=params)
         slot.protocol, slot.speculation.max_draft_tokens = PROTOCOL, 4
         if self.role == "target":
-            ask = tpb.Verify(slot=SENTINEL, base_len=3, until_len=4, tickets=[tpb.DraftTicket(ticket=2**60)])
+            ask = tpb.Verify(slot=SENTINEL, base_len=3, lease_end_len=4, tickets=[tpb.DraftTicket(ticket=2**60)])
             items = [tpb.TargetRequest(id=SENTINEL - 1, open=slot), tpb.TargetRequest(id=SENTINEL, verify=ask)]
         else:
             assert self._target is not None
-            slot.deliver_to, slot.target_epoch = self._target.address, self._target.epoch
+            slot.target_address, slot.target_epoch = self._target.address, self._target.epoch
             advance = dpb.Advance(slot=SENTINEL, base_len=3, ticket=2**60)
             items = [dpb.DraftRequest(id=SENTINEL - 1, open=slot), dpb.DraftRequest(advance=advance)]
             slot.slot += 1
@@ -113,7 +113,7 @@ class Worker:
     def check_empty(self) -> None:
         """No slot, block or lease is held once the streams have ended."""
         give_up = time.monotonic() + SETTLE_S
-        while (info := self.info()).num_slots_in_use or info.num_kv_blocks_in_use or info.num_tickets:
+        while (info := self.info()).num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases:
             assert time.monotonic() < give_up, f"left: {info}"
             time.sleep(0.005)
 
@@ -260,7 +260,7 @@ def registry() -> Iterator[tuple[Registry, grpc.Channel]]:
 
     served = Registry(scale)
     address = served.start("127.0.0.1:0", None)
-    served.publish(rpb.Membership(epoch=1, version=1, members=[rpb.Member(name="a", pool="p", address="127.0.0.1:1")]))
+    served.publish(rpb.WorkerList(epoch=1, version=1, workers=[rpb.Worker(name="a", pool="p", address="127.0.0.1:1")]))
     channel = dial(address)
     try:
         yield served, channel

@@ -161,5 +161,5 @@ def test_a_chat_with_a_template_from_a_file(stack: Stack) -> None:
 def test_what_it_is_served_as(stack: Stack) -> None:
     info = stack.target_info()
     assert (info.vocab_size, info.context_limit, list(info.eos_token_ids)) == (262144, 32768, [1])
-    assert info.trees and info.gives_features, info.features_refusal
+    assert info.supports_trees and info.supports_features, info.features_refusal
     assert Path(info.model_id) == real_model()

@@ -207,10 +207,10 @@ def sampling(**options: Any) -> SamplingParams:
 def open_slot(
     slot: int, prompt: Sequence[int], *, num_prompt: int | None = None, k: int = 0, **options: Any
 ) -> pb.OpenSlot:
-    """Options are SamplingParams' fields, `speculation`, deliver_to, target_epoch, protocol and num_prompt_logprobs;
-    greedy, 32 tokens, no EOS and no drafts by default. k: draft tokens of each step, waited for.
+    """Options are SamplingParams' fields, `speculation`, target_address, target_epoch, protocol and
+    num_prompt_logprobs; greedy, 32 tokens, no EOS and no drafts by default. k: draft tokens of each step, waited for.
     """
-    names = ("deliver_to", "target_epoch", "protocol", "num_prompt_logprobs")
+    names = ("target_address", "target_epoch", "protocol", "num_prompt_logprobs")
     own: dict[str, Any] = {"protocol": PROTOCOL} | {name: options.pop(name) for name in names if name in options}
     speculation = options.pop("speculation", Speculation(num_draft_tokens=k, max_draft_tokens=k))
     num_prompt = len(prompt) if num_prompt is None else num_prompt
@@ -229,7 +229,7 @@ def verify(
     slot: int, base_len: int, ids: Sequence[int] = (), ticket: int | None = None, *, num_steps: int = 1
 ) -> tpb.Verify:
     """A lease for at least `num_steps` tokens: one is answered once. With a ticket, drafts are on their way."""
-    message = tpb.Verify(slot=slot, base_len=base_len, committed_ids=ids, until_len=base_len + len(ids) + num_steps)
+    message = tpb.Verify(slot=slot, base_len=base_len, committed_ids=ids, lease_end_len=base_len + len(ids) + num_steps)
     message.tickets.add(ticket=new_ticket() if ticket is None else ticket, is_drafted=ticket is not None)
     return message
 
@@ -279,7 +279,7 @@ async def eventually(check: Callable[[pb.WorkerInfo], bool], client: ControlClie
 
 def idle(info: pb.WorkerInfo) -> bool:
     """Nothing is held."""
-    return info.num_slots_in_use == 0 and info.num_kv_blocks_in_use == 0 and info.num_tickets == 0
+    return info.num_slots_in_use == 0 and info.num_kv_blocks_in_use == 0 and info.num_leases == 0
 
 
 def parked(metrics: dict[str, float], fate: str) -> float:

@@ -75,7 +75,7 @@ def advance(slot: int, base_len: int, levels: list[pb.BeamLevel], ticket: int) -
 async def test_a_draft_grows_under_live_beams_and_tells_what_it_cannot(
     draft: ControlClient, recorder: Recorder
 ) -> None:
-    options = SEARCH | {"deliver_to": recorder.address, "target_epoch": 7, "speculation": Speculation(2, 24)}
+    options = SEARCH | {"target_address": recorder.address, "target_epoch": 7, "speculation": Speculation(2, 24)}
     replies, ticket = draft.follow(open_slot(1, PROMPT, **options)), new_ticket()
     assert isinstance(await replies.next(), pb.OpenReply)
     draft.tell(advance(1, len(PROMPT), [SOUND], ticket))
@@ -85,19 +85,19 @@ async def test_a_draft_grows_under_live_beams_and_tells_what_it_cannot(
     assert sum(len(part.ids) // 4 for part in parts) >= 24
     draft.tell(advance(1, len(PROMPT) + 3, [SOUND], ticket))
     behind = await replies.next()
-    assert (behind.code, behind.known_len) == (pb.WORKER_ERROR_CODE_BEHIND, len(PROMPT) + 1)
+    assert (behind.code, behind.committed_len) == (pb.WORKER_ERROR_CODE_BEHIND, len(PROMPT) + 1)
     for broken in (*BROKEN.values(), pb.BeamLevel()):
         draft.tell(advance(1, len(PROMPT) + 1, [broken], ticket))
         assert (await replies.next()).code == pb.WORKER_ERROR_CODE_INVALID
-    assert (await draft.info()).beams
+    assert (await draft.info()).supports_beams
 
 
 async def test_a_draft_that_is_no_model_refuses_a_search(target_folder: str) -> None:
     with worker("draft_service", target_folder, "--drafter", "ngram") as process:
         async with ControlClient(process.address, "draft") as client:
-            reply = await client.ask(open_slot(1, PROMPT, deliver_to="127.0.0.1:1", target_epoch=7, **SEARCH))
+            reply = await client.ask(open_slot(1, PROMPT, target_address="127.0.0.1:1", target_epoch=7, **SEARCH))
             assert isinstance(reply, pb.WorkerError) and "is a model" in reply.message
-            assert not (await client.info()).beams
+            assert not (await client.info()).supports_beams
 
 
 async def test_deliveries_for_beams_to_a_slot_without_them_change_nothing(target: ControlClient) -> None:

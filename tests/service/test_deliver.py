@@ -105,8 +105,8 @@ def _sparse(ids: list[int], probs: list[float], sizes: list[int]) -> Change:
             pb.TokenDistributions(
                 vocab_size=VOCAB,
                 sparse_ids=int32_tensor(torch.tensor(ids, dtype=torch.int32).numpy().tobytes(), (len(ids),)),
-                sparse_log_probs=float32_tensor(values.numpy().tobytes(), (len(values),)),
-                row_sizes=sizes,
+                sparse_logprobs=float32_tensor(values.numpy().tobytes(), (len(values),)),
+                support_sizes=sizes,
             )
         )
 
@@ -239,7 +239,7 @@ async def test_deliveries_under_a_ticket_of_nobody_are_counted(target: ControlCl
     await deliver(target, delivery(target, new_ticket(), 9, [1, 2, 3], uniform_rows()))
     await target.taken()
     assert parked(await target.metrics(), "expired") - parked(before, "expired") == 3
-    assert (await target.info()).num_tickets == 0
+    assert (await target.info()).num_leases == 0
 
 
 @pytest.fixture(scope="module")
@@ -296,4 +296,4 @@ async def test_a_draft_that_fills_its_budget_with_rubbish_harms_only_its_own_slo
         await rubbish.finish()
         await client.taken()
         assert parked(await client.metrics(), "pruned") - parked(before, "pruned") > 40 * MAX_NODES
-        assert (await client.info()).num_tickets == 0
+        assert (await client.info()).num_leases == 0

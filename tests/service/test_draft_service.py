@@ -49,7 +49,7 @@ def draft_worker(target_folder: str) -> Iterator[Process]:
 
 def chain_of(k: int, encoding: DraftLogprobs = AUTO, topk: int = 128) -> Speculation:
     """A chain of K tokens and nothing else."""
-    return Speculation(k, k, None, encoding, topk, sequential=True)
+    return Speculation(k, k, None, encoding, topk, is_sequential=True)
 
 
 async def grown(
@@ -61,7 +61,7 @@ async def grown(
     **options: Any,
 ) -> Grown:
     """Open a slot, tell it that this much is committed, and return the tree once it is told to be complete."""
-    await draft.opened(slot, ids, deliver_to=recorder.address, target_epoch=77, speculation=speculation, **options)
+    await draft.opened(slot, ids, target_address=recorder.address, target_epoch=77, speculation=speculation, **options)
     message = advance(slot, len(ids))
     draft.tell(message)
     return await recorder.grown(message.ticket, lambda each: bool(each.ended))
@@ -69,10 +69,10 @@ async def grown(
 
 async def test_a_draft_is_not_paired_with_a_target_that_says_nothing_of_its_tokens(draft: ControlClient) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="does not say what its tokens are") as caught:
-        await draft.stub.Pair(dpb.PairRequest(deliver_to="127.0.0.1:1", target_epoch=7), timeout=30)
+        await draft.stub.Pair(dpb.PairRequest(target_address="127.0.0.1:1", target_epoch=7), timeout=30)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     info = await draft.info()
-    assert (info.needs_features, info.translates, len(info.translations)) == (False, True, 0)
+    assert (info.needs_features, info.supports_retokenization, len(info.shared_vocabularies)) == (False, True, 0)
 
 
 # what grows
@@ -82,7 +82,7 @@ async def test_nothing_is_fed_before_the_first_advance(
     draft: ControlClient, recorder: Recorder, reference: ReferenceModel
 ) -> None:
     prompt = list(range(30, 70))
-    await draft.opened(1, prompt, deliver_to=recorder.address, target_epoch=77, speculation=chain_of(4))
+    await draft.opened(1, prompt, target_address=recorder.address, target_epoch=77, speculation=chain_of(4))
     info = await draft.info()
     assert (info.num_slots_in_use, info.num_kv_blocks_in_use) == (1, 0)
     message = advance(1, 40)
@@ -97,7 +97,7 @@ async def test_it_goes_on_from_any_base_len(
     draft: ControlClient, recorder: Recorder, reference: ReferenceModel
 ) -> None:
     """All drafts kept, some kept, none kept, steps without it; history rewritten under another ticket; a repeat."""
-    await draft.opened(1, PROMPT, deliver_to=recorder.address, max_tokens=64, speculation=chain_of(4))
+    await draft.opened(1, PROMPT, target_address=recorder.address, max_tokens=64, speculation=chain_of(4))
     ids, drafts = list(PROMPT), list[int]()
     for kept, extra in [(0, []), (4, [50]), (2, [51]), (0, [52]), (4, [1, 2, 3, 4, 5])]:
         base_len = len(ids)
@@ -118,7 +118,7 @@ async def test_under_one_ticket_it_goes_on_with_what_it_has(
 ) -> None:
     """An older message changes nothing; what lies under a token that came is not sent again."""
     expected = reference.greedy(PROMPT, 9)
-    await draft.opened(1, PROMPT, deliver_to=recorder.address, max_tokens=64, speculation=chain_of(4))
+    await draft.opened(1, PROMPT, target_address=recorder.address, max_tokens=64, speculation=chain_of(4))
     message = advance(1, len(PROMPT))
     draft.tell(message)
     assert await recorder.chain(message.ticket, 4) == expected[:4]
@@ -207,12 +207,12 @@ async def test_what_a_slot_cannot_be_opened_with(draft: ControlClient, fields: d
 async def test_a_wrong_advance_is_told_under_the_opens_id_and_changes_nothing(
     draft: ControlClient, recorder: Recorder, reference: ReferenceModel, message: Any, code: Any, named: str
 ) -> None:
-    replies = draft.follow(open_slot(1, PROMPT, deliver_to=recorder.address, k=4))
+    replies = draft.follow(open_slot(1, PROMPT, target_address=recorder.address, k=4))
     assert isinstance(await replies.next(), pb.OpenReply)
     draft.tell(message)
     error = await replies.next()
     assert error.code == code and named in error.message
-    assert error.known_len == (5 if code == pb.WORKER_ERROR_CODE_BEHIND else 0)
+    assert error.committed_len == (5 if code == pb.WORKER_ERROR_CODE_BEHIND else 0)
     good = advance(1, 5)
     draft.tell(good)
     assert await recorder.chain(good.ticket, 4) == reference.greedy(PROMPT, 4)
@@ -223,7 +223,7 @@ async def test_stale_epoch(draft: ControlClient, recorder: Recorder) -> None:
     old = draft.epoch ^ 8
     assert (await draft.ask(open_slot(1, PROMPT), epoch=old)).code == pb.WORKER_ERROR_CODE_STALE_EPOCH
     assert idle(await draft.info())
-    await draft.opened(1, PROMPT, deliver_to=recorder.address, k=4)
+    await draft.opened(1, PROMPT, target_address=recorder.address, k=4)
     stale = advance(1, 5)
     draft.tell(stale, epoch=old)
     draft.tell(pb.CloseSlot(slot=1), epoch=old)
@@ -237,7 +237,7 @@ async def test_a_stream_that_ends_while_it_drafts_frees_everything(
 ) -> None:
     async with ControlClient(draft_worker.address, "draft") as other:
         for slot in range(3):
-            route = {"deliver_to": recorder.address, "max_tokens": 100}
+            route = {"target_address": recorder.address, "max_tokens": 100}
             await other.opened(slot, list(range(40)), k=64, **route)
             other.tell(advance(slot, 40))
         await eventually(lambda info: info.num_kv_blocks_in_use > 0, draft)
@@ -252,8 +252,8 @@ async def test_a_target_out_of_reach_does_not_hurt(
     draft: ControlClient, draft_worker: Process, recorder: Recorder, reference: ReferenceModel, address: str
 ) -> None:
     """What is for another target is delivered, and nothing piles up."""
-    await draft.opened(1, PROMPT, deliver_to=address, speculation=chain_of(4))
-    await draft.opened(2, PROMPT, deliver_to=recorder.address, speculation=chain_of(4))
+    await draft.opened(1, PROMPT, target_address=address, speculation=chain_of(4))
+    await draft.opened(2, PROMPT, target_address=recorder.address, speculation=chain_of(4))
     num_files = _num_files(draft_worker)
     for _ in range(20):
         message = advance(2, 5)
@@ -271,7 +271,7 @@ async def test_a_target_that_comes_back_gets_deliveries_again(draft: ControlClie
     """Same address, new life, as after a restart."""
     first = Recorder()
     server = await started(first)
-    await draft.opened(1, PROMPT, deliver_to=first.address, speculation=chain_of(4))
+    await draft.opened(1, PROMPT, target_address=first.address, speculation=chain_of(4))
     message = advance(1, 5)
     draft.tell(message)
     await first.chain(message.ticket, 4)

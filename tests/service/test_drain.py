@@ -32,7 +32,7 @@ async def asked_to_stop(process: Process):
     async with ControlClient(process.address, "target") as client:
         await client.opened(1, PROMPT)
         process.popen.terminate()
-        await eventually(lambda info: info.draining, client)
+        await eventually(lambda info: info.is_draining, client)
         yield client
 
 
@@ -63,7 +63,7 @@ async def test_an_idle_worker_stays_until_its_gateways_have_seen_that_it_goes(ta
             was_draining = False
             with pytest.raises(grpc.aio.AioRpcError):
                 while True:
-                    was_draining = (await client.info()).draining
+                    was_draining = (await client.info()).is_draining
                     await asyncio.sleep(0.05)
             assert was_draining
             assert time.monotonic() > terminated_s + IDLE_POLL_S, "a gateway may have asked just before the signal"
@@ -144,4 +144,4 @@ async def test_busy_time_and_the_longest_step_are_told(target_folder: str) -> No
             await client.ask(verify(1, len(PROMPT)))
             after = await client.info()
     assert 0 < after.longest_step_us <= after.busy_us
-    assert not after.draining
+    assert not after.is_draining

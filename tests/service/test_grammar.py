@@ -82,7 +82,7 @@ async def answer(
     reply = await target.ask(opening(1, k, **options))
     assert isinstance(reply, pb.OpenReply), reply
     if draft is not None:
-        draft.tell(opening(1, k, deliver_to=address, target_epoch=target.epoch, **options))  # nobody waits for it
+        draft.tell(opening(1, k, target_address=address, target_epoch=target.epoch, **options))  # nobody waits for it
     ids, verdicts = list[int](), list[tpb.Verdict]()
     while not verdicts or not verdicts[-1].finish_reason:
         ticket, known = new_ticket(), len(PROMPT) + len(ids)

@@ -74,7 +74,7 @@ async def test_a_targets_slot_is_its_streams(
             case "verify":
                 await _unknown(stranger, verify(1, len(PROMPT), [5]))
             case "extend":
-                stranger.tell(tpb.Extend(slot=1, ticket=ticket, until_len=len(PROMPT) + 20))
+                stranger.tell(tpb.Extend(slot=1, ticket=ticket, lease_end_len=len(PROMPT) + 20))
             case "truncate":
                 stranger.tell(pb.Truncate(slot=1, committed_len=1, reason=pb.TRUNCATE_REASON_STOP))
             case "close":
@@ -93,7 +93,7 @@ async def test_a_targets_slot_is_its_streams(
 async def test_a_drafts_slot_is_its_streams(
     draft: ControlClient, draft_worker: Process, recorder: Recorder, reference: ReferenceModel, kind: str
 ) -> None:
-    route = {"deliver_to": recorder.address, "target_epoch": 1, "k": K}
+    route = {"target_address": recorder.address, "target_epoch": 1, "k": K}
     tickets = [new_ticket(), new_ticket()]
     await draft.opened(1, PROMPT, **route)
     draft.tell(advance(1, len(PROMPT), [], tickets[0]))
@@ -158,7 +158,7 @@ async def test_deliveries_under_guessed_tickets_change_nothing_but_counters(
         with contextlib.suppress(asyncio.CancelledError):
             await spraying
     assert committed == [*PROMPT, *expected]
-    assert (await target.info()).num_tickets == 1
+    assert (await target.info()).num_leases == 1
     num_dropped = parked(await target.metrics(), "expired") - parked(before, "expired")
     assert num_dropped > 1024 * K
 
@@ -230,7 +230,7 @@ async def test_trees_by_chance_fail_no_step(hasty: ControlClient, reference: Ref
             num_drafted += verdict.num_drafted
             trees = [any_nodes(random, message.tickets[0].ticket, committed, [*expected[:6], 3, 4]) for _ in range(3)]
             await deliver(hasty, *(write_delivery(each, hasty.epoch) for each in trees))
-            hasty.tell(tpb.Extend(slot=slot, ticket=message.tickets[0].ticket, until_len=len(committed) + 1))
+            hasty.tell(tpb.Extend(slot=slot, ticket=message.tickets[0].ticket, lease_end_len=len(committed) + 1))
         assert options or committed == [*PROMPT, *expected]
         hasty.tell(pb.CloseSlot(slot=slot))
     assert num_drafted > 10 or not speculation.is_fixed, "what is not named is verified where it pays on this machine"

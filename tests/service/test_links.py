@@ -170,11 +170,11 @@ async def test_a_link_outlives_its_streams_refusals_and_drains(caplog: pytest.Lo
         assert link.connection is not first
         await until(lambda: target.num_streams == 2)
 
-        target.info = pb.WorkerInfo(epoch=7, model_id="silent", draining=True, protocol=PROTOCOL)
+        target.info = pb.WorkerInfo(epoch=7, model_id="silent", is_draining=True, protocol=PROTOCOL)
         changes.clear()
         await until(lambda: (True, True) in changes)
         assert link.info is not None
-        assert link.info.draining and heard[-1].draining and not heard[0].draining
+        assert link.info.is_draining and heard[-1].is_draining and not heard[0].is_draining
 
         refusing[0] = True
         link.connection.drop()

@@ -85,7 +85,7 @@ async def test_a_tree_fails_alone(
     with worker("draft_service", poisoned_folder) as process:
         async with ControlClient(process.address, "draft") as client:
             opened = {
-                slot: client.follow(open_slot(slot, prompt, deliver_to=recorder.address, k=k, **options))
+                slot: client.follow(open_slot(slot, prompt, target_address=recorder.address, k=k, **options))
                 for slot, prompt in PROMPTS.items()
             }
             for replies in opened.values():

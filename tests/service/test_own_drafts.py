@@ -80,9 +80,9 @@ async def test_a_predicted_text_is_copied_and_another_drafts_where_it_is_left(
     prediction = [*expected[:8], *expected[18:28], 3, 3, *expected[28:]]
     ids, verdicts = await answer(target, drafter, num=40, prediction=prediction)
     assert ids == expected
-    foretold, alike = sum(verdict.num_foretold for verdict in verdicts), len(prediction) - 2
-    assert alike - 3 * 2 <= foretold <= alike
-    assert len(verdicts) < 40 - foretold / 2
+    num_predicted, alike = sum(verdict.num_predicted for verdict in verdicts), len(prediction) - 2
+    assert alike - 3 * 2 <= num_predicted <= alike
+    assert len(verdicts) < 40 - num_predicted / 2
     who = {verdict.drafter for verdict in verdicts if verdict.num_drafted}
     assert "prediction" in who and (drafter is None or drafter in who)
 

@@ -40,7 +40,7 @@ class Scaled:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int | None]] = []
-        self.size = pb.PoolSize(pool="small", role=pb.ROLE_DRAFT, num_wanted=1, num_serving=1)
+        self.size = pb.PoolSize(pool="small", role=pb.ROLE_DRAFT, num_desired=1, num_serving=1)
 
     def __call__(self, pool: str, count: int | None) -> concurrent.futures.Future[pb.ScaleReply]:
         self.calls.append((pool, count))
@@ -49,9 +49,9 @@ class Scaled:
             done.set_exception(InvalidRequest(f"there is no pool {pool!r}"))
             return done
         if count is not None:
-            self.size = pb.PoolSize(pool="small", role=pb.ROLE_DRAFT, num_wanted=count, num_serving=1, num_starting=1)
+            self.size = pb.PoolSize(pool="small", role=pb.ROLE_DRAFT, num_desired=count, num_serving=1, num_starting=1)
         elif self.size.num_starting:
-            self.size = pb.PoolSize(pool="small", role=pb.ROLE_DRAFT, num_wanted=2, num_serving=2)
+            self.size = pb.PoolSize(pool="small", role=pb.ROLE_DRAFT, num_desired=2, num_serving=2)
         done.set_result(pb.ScaleReply(pools=[self.size]))
         return done
 
@@ -90,18 +90,18 @@ async def joined(address: str, gateway: str = "g") -> AsyncIterator[tuple[Any, C
         call.cancel()
 
 
-def membership(version: int, *members: str) -> pb.Membership:
-    return pb.Membership(epoch=5, version=version, members=[pb.Member(name=name) for name in members])
+def membership(version: int, *members: str) -> pb.WorkerList:
+    return pb.WorkerList(epoch=5, version=version, workers=[pb.Worker(name=name) for name in members])
 
 
 async def test_who_joins_hears_the_present_membership_and_every_later_one(registry: Registry) -> None:
     registry.publish(membership(1, "a"))
     async with joined(registry.address) as (first, _), joined(registry.address) as (second, _):
         for call in (first, second):
-            assert [one.name for one in (await call.read()).members] == ["a"]
+            assert [one.name for one in (await call.read()).workers] == ["a"]
         registry.publish(membership(2, "a", "b"))
         for call in (first, second):
-            assert [one.name for one in (await call.read()).members] == ["a", "b"]
+            assert [one.name for one in (await call.read()).workers] == ["a", "b"]
 
 
 async def test_a_gateway_waits_on_while_the_workers_of_its_launcher_load(

@@ -26,7 +26,7 @@ async def test_a_target_runs_on_after_extends_that_are_lost_repeated_and_overtak
     faults = Faults(seed=5, drop=0.3, repeat=0.3, reorder=0.4, kinds=frozenset({"extend"}))
 
     def fate(item: Any) -> Sequence[float]:
-        is_last = kind_of(item) == "extend" and item.extend.until_len == len(PROMPT) + len(expected)
+        is_last = kind_of(item) == "extend" and item.extend.lease_end_len == len(PROMPT) + len(expected)
         return (0.0,) if is_last else faults(item)
 
     async with MessageRelay(target_worker.address, fate) as relay, ControlClient(relay.address, "target") as client:
@@ -34,7 +34,7 @@ async def test_a_target_runs_on_after_extends_that_are_lost_repeated_and_overtak
         message, ids = verify(1, len(PROMPT), num_steps=1), list[int]()
         replies = client.follow(message)
         for until in range(2, len(expected) + 1):
-            client.tell(tpb.Extend(slot=1, ticket=message.tickets[0].ticket, until_len=len(PROMPT) + until))
+            client.tell(tpb.Extend(slot=1, ticket=message.tickets[0].ticket, lease_end_len=len(PROMPT) + until))
         for verdict in await replies.verdicts(len(expected)):
             assert verdict.committed_len == len(PROMPT) + len(ids)
             ids += verdict.token_ids

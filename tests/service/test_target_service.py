@@ -182,9 +182,9 @@ async def test_an_explanation_changes_nothing_and_comes_to_those_who_ask(
             sent = DraftTree.of(drafts, parents)
             assert {paths.prefix(node) for node in range(len(drafts))} == {*map(sent.prefix, range(len(drafts)))}
             assert found.draft_us == 70
-            kind = pb.DRAFT_TOKEN_KIND_DRAWN if drawn else pb.DRAFT_TOKEN_KIND_GUESS
+            kind = pb.DRAFT_TOKEN_KIND_SAMPLED if drawn else pb.DRAFT_TOKEN_KIND_DETERMINISTIC
             assert {token.kind for token in found.draft} == {kind}
-            kept = [token.id for token in found.draft if token.accepted]
+            kept = [token.id for token in found.draft if token.is_accepted]
             assert kept == list(told.token_ids)[:-1] and len(kept) == told.num_accepted
             num_explained += 1
             if told.kinds[-1] == RECOVERED:
@@ -196,8 +196,8 @@ async def test_an_explanation_changes_nothing_and_comes_to_those_who_ask(
                 assert [token.id for token in rejection.target] == there.argsort(descending=True)[:5].tolist()
                 logprobs = there.sort(descending=True).values[:5].tolist()
                 assert [token.logprob for token in rejection.target] == pytest.approx(logprobs, abs=1e-3)
-                assert [token.id for token in rejection.draft_law] == (best[:5] if drawn else [])
-                assert bool(rejection.draft_guesses) is not drawn
+                assert [token.id for token in rejection.draft_distribution] == (best[:5] if drawn else [])
+                assert bool(rejection.deterministic_tokens) is not drawn
             ids += told.token_ids
         for slot in (1, 2):
             target.tell(pb.CloseSlot(slot=slot))
@@ -351,7 +351,7 @@ def truncates(metrics: dict[str, float]) -> float:
         (verify(1, 0, PROMPT[:-1]), "4 tokens"),
         (verify(1, 0, []), "0 tokens"),
         (verify(1, 5, [3] * 32), "37 tokens"),
-        (verify(1, 5, num_steps=0), "until_len is 5, must be more than the 5 tokens committed"),
+        (verify(1, 5, num_steps=0), "lease_end_len is 5, must be more than the 5 tokens committed"),
         (None, "no item"),
     ],
     ids=["id out of range", "part of the prompt", "nothing", "past max_tokens", "no step", "no item"],
@@ -468,11 +468,11 @@ async def test_a_lease_steps_by_itself_until_its_length(target: ControlClient, r
         (1, new_ticket(), start + 9),
         (2, message.tickets[0].ticket, start + 9),
     ):
-        target.tell(tpb.Extend(slot=slot, ticket=ticket, until_len=until))
+        target.tell(tpb.Extend(slot=slot, ticket=ticket, lease_end_len=until))
     await target.taken()
     assert replies.empty, "what is repeated, late or for another changed something"
-    target.tell(tpb.Extend(slot=1, ticket=message.tickets[0].ticket, until_len=start + 9))
-    target.tell(tpb.Extend(slot=1, ticket=message.tickets[0].ticket, until_len=start + 6))
+    target.tell(tpb.Extend(slot=1, ticket=message.tickets[0].ticket, lease_end_len=start + 9))
+    target.tell(tpb.Extend(slot=1, ticket=message.tickets[0].ticket, lease_end_len=start + 6))
     for verdict in await replies.verdicts(5):
         ids += verdict.token_ids
     assert ids == expected and replies.empty
@@ -488,7 +488,9 @@ async def test_drafts_that_lie_ready_serve_the_steps_to_come(target: ControlClie
     await deliver(target, delivery(target, message.tickets[0].ticket, len(PROMPT), expected[:8]))
     verdicts = await replies.verdicts(3)
     assert [token for each in verdicts for token in each.token_ids] == expected
-    assert [(each.num_drafted, each.num_accepted, each.wait_us > 0, each.outcomes[0].hit) for each in verdicts] == [
+    assert [
+        (each.num_drafted, each.num_accepted, each.wait_us > 0, each.outcomes[0].has_drafts) for each in verdicts
+    ] == [
         (2, 2, True, False),
         (2, 2, False, True),
         (2, 2, False, True),
@@ -510,7 +512,7 @@ async def test_a_stream_that_ends_frees_everything(
         other.start(verify(0, 30, ticket=new_ticket(), num_steps=9))
         await other.ask(verify(1, 30))
         await eventually(
-            lambda info: info.num_slots_in_use == 3 and info.num_kv_blocks_in_use >= 6 and info.num_tickets == 2,
+            lambda info: info.num_slots_in_use == 3 and info.num_kv_blocks_in_use >= 6 and info.num_leases == 2,
             target,
         )
         if how == "cancel":

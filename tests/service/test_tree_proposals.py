@@ -47,12 +47,12 @@ def draft_worker(target_folder: str) -> Iterator[Process]:
 
 def shaped(text: str, encoding: DraftLogprobs = DraftLogprobs.AUTO, topk: int = 128) -> Speculation:
     """A tree of this shape and nothing else."""
-    return Speculation("auto", 64, TreeShape.parse(text), encoding, topk, sequential=True)
+    return Speculation("auto", 64, TreeShape.parse(text), encoding, topk, is_sequential=True)
 
 
 async def grown(draft: ControlClient, recorder: Recorder, speculation: Speculation, **options: Any) -> Grown:
     """What came once all of it had."""
-    await draft.opened(1, PROMPT, deliver_to=recorder.address, speculation=speculation, **options)
+    await draft.opened(1, PROMPT, target_address=recorder.address, speculation=speculation, **options)
     message = advance(1, len(PROMPT))
     draft.tell(message)
     return await recorder.grown(message.ticket, lambda each: bool(each.ended))

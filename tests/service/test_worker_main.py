@@ -48,7 +48,7 @@ async def test_every_handler_answers_while_a_forward_runs(slow_worker: tuple[Kin
     prompt = [(7 * i) % 320 for i in range(LONG_PROMPT)]
     async with ControlClient(process.address, kind) as client:
         stub = health_pb2_grpc.HealthStub(client.channel)
-        await client.opened(1, prompt, deliver_to="127.0.0.1:9", k=1)
+        await client.opened(1, prompt, target_address="127.0.0.1:9", k=1)
         started = time.monotonic()
         if kind == "draft":
             client.tell(dpb.Advance(slot=1, base_len=LONG_PROMPT, ticket=1))
@@ -75,7 +75,7 @@ async def test_a_new_slot_and_a_close_pass_a_forward(slow_worker: tuple[Kind, Pr
     kind, process = slow_worker
     async with ControlClient(process.address, kind) as watcher:
         async with ControlClient(process.address, kind) as client:
-            await client.opened(1, [5] * LONG_PROMPT, deliver_to="127.0.0.1:9", k=1)
+            await client.opened(1, [5] * LONG_PROMPT, target_address="127.0.0.1:9", k=1)
             if kind == "draft":
                 client.tell(dpb.Advance(slot=1, base_len=LONG_PROMPT, ticket=1))
             await eventually(lambda info: info.num_kv_blocks_in_use > 0, watcher)
@@ -128,7 +128,7 @@ async def test_a_signal_ends_it_with_streams_open(kind: Kind, number: int, targe
             await client.opened(1, [5, 6, 7], k=3)
             if kind == "target":
                 client.start(verify(1, 3, ticket=new_ticket()))
-                await eventually(lambda info: info.num_tickets == 1, client)
+                await eventually(lambda info: info.num_leases == 1, client)
             deliver = client.stub.Deliver() if kind == "target" else None
             if deliver is not None:
                 await deliver.write(tpb.DeliveryBatch())

@@ -23,16 +23,16 @@ def main(address: str, targets: str, drafts: str) -> None:
     signal.pause()
 
 
-def _membership(addresses: dict[str, list[str]]) -> pb.Membership:
+def _membership(addresses: dict[str, list[str]]) -> pb.WorkerList:
     """Of a launcher's new life."""
     roles = {TARGETS: pb.ROLE_TARGET, DRAFTS: pb.ROLE_DRAFT}
     pools = [pb.Pool(name=TARGETS, role=pb.ROLE_TARGET), pb.Pool(name=DRAFTS, role=pb.ROLE_DRAFT, serves=[TARGETS])]
     members = [
-        pb.Member(name=f"{pool}-{index}", pool=pool, role=roles[pool], state=pb.MEMBER_STATE_SERVING, address=address)
+        pb.Worker(name=f"{pool}-{index}", pool=pool, role=roles[pool], state=pb.WORKER_STATE_SERVING, address=address)
         for pool in addresses
         for index, address in enumerate(addresses[pool])
     ]
-    return pb.Membership(epoch=time.time_ns(), version=1, pools=pools, members=members)
+    return pb.WorkerList(epoch=time.time_ns(), version=1, pools=pools, workers=members)
 
 
 def _scale(_pool: str, _count: int | None) -> Future[pb.ScaleReply]:

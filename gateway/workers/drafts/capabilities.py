@@ -27,7 +27,7 @@ def offered_drafters(
         info = target.link.info
         if info is not None:
             target_drafters.update(info.drafters)
-            runs_trees |= info.trees
+            runs_trees |= info.supports_trees
     draft_drafters = {draft.kind for draft in drafts}
     has_model = Drafter.MODEL in draft_drafters or (bool(draft_pools) and not draft_drafters)
 
@@ -51,7 +51,7 @@ def why_no_trees(targets: Iterable[Member], drafts: Iterable[Member]) -> str | N
     """
     for role, members in (("target", targets), ("draft", drafts)):
         infos = _connected_infos(members)
-        if infos and not any(info.trees for info in infos):
+        if infos and not any(info.supports_trees for info in infos):
             path = infos[0].attention_path or "none"
             why = f"runs on the path {path}"
             if path == TABLES:
@@ -66,7 +66,7 @@ def why_no_beams(targets: Iterable[Member]) -> str | None:
     A single target that cannot run beams rules it out, because a search may be placed on any target.
     """
     for info in _connected_infos(targets):
-        if not info.beams:
+        if not info.supports_beams:
             return f"the target {info.model_id} runs no token trees on the path {info.attention_path}, as beams need"
     return None
 

@@ -46,7 +46,7 @@ def speculation_of(
     speculation = replace(asked, draft_topk=min(asked.draft_topk, workers[0].vocab_size))
     if asked.tree is None:
         return speculation
-    if not all(worker.trees for worker in workers):  # a chain as long as the tree is deep
+    if not all(worker.supports_trees for worker in workers):  # a chain as long as the tree is deep
         return replace(speculation, num_draft_tokens=asked.tree.depth, tree=None)
     max_nodes = asked.max_draft_tokens
     for worker in workers:

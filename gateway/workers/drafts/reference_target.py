@@ -97,7 +97,7 @@ class ReferenceTarget:
 def _identity(info: pb.WorkerInfo) -> str:
     # All that must not change for a request that continues on another target or after a restart.
     exact = ""
-    if info.batch_invariant:
+    if info.is_batch_invariant:
         exact = ", batch-invariant"
     quantization = info.quantization or "none"
     return f"{info.model_id} in {info.dtype} (quantization {quantization}{exact}) ending at {list(info.eos_token_ids)}"

@@ -82,21 +82,21 @@ them (`pack_weights`)."""
 
 
 def choose_path(
-    model: PreTrainedModel, facts: ModelFacts, setting: str, batch_invariant: bool, gives_features: bool = False
+    model: PreTrainedModel, facts: ModelFacts, setting: str, batch_invariant: bool, supports_features: bool = False
 ) -> ModelRunner:
     """Return a runner of the model whose attention path passed the self-test.
 
     The runner's KV pool is that of the self-test, with NUM_BLOCKS blocks: the caller replaces it.
 
     setting: `attention_path`, a key of FACTORIES, or "auto" for the first of them that works. batch_invariant: the
-    setting of this name; True = only batch-invariant paths are tried. gives_features: whether heads may read the
+    setting of this name; True = only batch-invariant paths are tried. supports_features: whether heads may read the
     model's hidden states, which is then tested here, while the model exists.
 
     Raises ConfigError if no path can be used, with the reason for each path that was tried.
     """
     try:
         with selecting_few_keys(model, facts.layer_types):
-            return _choose(model, facts, setting, batch_invariant, gives_features)
+            return _choose(model, facts, setting, batch_invariant, supports_features)
     except PathUnavailable as reason:  # transformers itself does not run the model, so that no path can
         raise ConfigError(
             f"{type(model).__name__} cannot be served: {reason}; use another model", param="model"
@@ -104,7 +104,7 @@ def choose_path(
 
 
 def _choose(
-    model: PreTrainedModel, facts: ModelFacts, setting: str, batch_invariant: bool, gives_features: bool
+    model: PreTrainedModel, facts: ModelFacts, setting: str, batch_invariant: bool, supports_features: bool
 ) -> ModelRunner:
     class_name = type(model).__name__
     is_auto = setting == "auto"
@@ -120,7 +120,7 @@ def _choose(
             refusals.append(f"{name}: {reason}")
             continue
         _log_choice(class_name, name, runner, is_auto, refusals)
-        if gives_features:
+        if supports_features:
             runner.features_refusal = features_refusal(runner, UncachedModel(model))
             if runner.features_refusal is not None:
                 log.info("%s gives no features on the path %s: %s", class_name, name, runner.features_refusal)

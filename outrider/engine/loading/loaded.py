@@ -50,8 +50,8 @@ class ModelWorkerState(WorkerState):
         """Return the worker's description, with which GetInfo is answered."""
         info = super().info()
         info.MergeFrom(describe_model(self.runner.facts, self.runner))
-        info.trees = info.beams = self.runner.supports_trees
-        info.gives_features = self.runner.features_refusal is None
+        info.supports_trees = info.supports_beams = self.runner.supports_trees
+        info.supports_features = self.runner.features_refusal is None
         info.features_refusal = self.runner.features_refusal or ""
         info.sampling_defaults.CopyFrom(pb.SamplingDefaults(**self.sampling_defaults))
         return info
@@ -74,11 +74,11 @@ def describe_model(facts: ModelFacts, runner: ModelRunner | None) -> pb.WorkerIn
         hidden_size=facts.hidden_size,
         num_layers=facts.num_layers,
         decoder_start_ids=facts.decoder_start_ids,
-        text_only=facts.is_text_part,
+        is_text_only=facts.is_text_part,
     )
     if runner is not None:
         info.attention_path = runner.path.name
-        info.batch_invariant = runner.path.batch_invariant
+        info.is_batch_invariant = runner.path.batch_invariant
         info.num_kv_blocks = runner.pool.num_blocks
         info.num_kv_blocks_in_use = runner.pool.num_in_use
         info.num_kv_blocks_cached = runner.pool.num_cached

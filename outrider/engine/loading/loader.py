@@ -113,8 +113,8 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
     num_weight_bytes = memory.weights_bytes(network)
     class_name = type(network).__name__
-    gives_features = isinstance(config, TargetConfig)
-    runner = choose_path(network, facts, config.attention_path, config.batch_invariant, gives_features)
+    supports_features = isinstance(config, TargetConfig)
+    runner = choose_path(network, facts, config.attention_path, config.batch_invariant, supports_features)
     del network  # before free memory is counted: a path with weights of its own form does not keep it
     if isinstance(runner.path, RepackedPath):
         num_weight_bytes = runner.path.weights_bytes

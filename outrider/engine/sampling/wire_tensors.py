@@ -79,9 +79,9 @@ def decode_distribution(rows: Rows, index: int, vocab_size: int, drafted: Sequen
 def _row(rows: Rows, index: int, vocab_size: int) -> Rows:
     if isinstance(rows, DenseDistributions):
         return DenseDistributions(1, rows.data[4 * vocab_size * index : 4 * vocab_size * (index + 1)])
-    start = 4 * sum(rows.row_sizes[:index])
-    end = start + 4 * rows.row_sizes[index]
-    return SparseDistributions((rows.row_sizes[index],), rows.ids[start:end], rows.log_probs[start:end])
+    start = 4 * sum(rows.support_sizes[:index])
+    end = start + 4 * rows.support_sizes[index]
+    return SparseDistributions((rows.support_sizes[index],), rows.ids[start:end], rows.log_probs[start:end])
 
 
 def scatter(
@@ -119,7 +119,7 @@ def _sparse_distributions(rows: SparseDistributions, vocab_size: int) -> list[To
         raise BadTensor(f"sparse_ids hold an id outside 0 to {vocab_size - 1}")
     distributions = list[TokenDistribution]()
     start = 0
-    for size in rows.row_sizes:
+    for size in rows.support_sizes:
         end = start + size
         distributions.append(_sparse_distribution(vocab_size, ids[start:end], scores[start:end]))
         start = end

@@ -22,14 +22,14 @@ MAX_BUFFERED_NODES = 1024
 class NodeKind(Enum):
     """Kind of a node of a draft worker's tree."""
 
-    DETERMINISTIC = tpb.NODE_KIND_GUESS
+    DETERMINISTIC = tpb.NODE_KIND_DETERMINISTIC
     """Draft token that was proposed without a distribution."""
-    SAMPLED = tpb.NODE_KIND_LAW
+    SAMPLED = tpb.NODE_KIND_SAMPLED
     """Draft token that was drawn from a distribution, which is delivered with it."""
-    RECOVERY = tpb.NODE_KIND_KEY
+    RECOVERY = tpb.NODE_KIND_RECOVERY
     """Recovery node: a token that the target may draw itself after a rejection. It is never verified, but nodes after
     it may be."""
-    REFERENCE = tpb.NODE_KIND_KNOWN
+    REFERENCE = tpb.NODE_KIND_REFERENCE
     """Reference node: a node that was delivered before, sent again as the parent of others. A target that does not have
     it drops those."""
 

@@ -37,11 +37,11 @@ class TreePlan:
         is_block_drafter: as in `NodeDrafter`.
         """
         self.acceptance = acceptance
-        self.first_candidate = CANDIDATES * speculation.place
+        self.first_candidate = CANDIDATES * speculation.draft_index
         """Index of the first uniform random number that this draft worker uses at a position, one for each candidate.
         Each draft worker has its own range, so that their draws are independent."""
         self._is_determined = params.is_deterministic
-        self._is_narrow = not supports_trees or speculation.sequential
+        self._is_narrow = not supports_trees or speculation.is_sequential
         self.has_keys = not self._is_narrow and not params.is_deterministic and not is_block_drafter
         """Whether nodes get recovery nodes as children."""
         self.places: Mapping[Place, int] = {}
@@ -59,7 +59,7 @@ class TreePlan:
         """Maximum depth of the tree below the last committed token."""
         if speculation.is_plain:
             self.max_depth = 0
-        elif speculation.sequential:
+        elif speculation.is_sequential:
             self.max_depth = named_depth or speculation.max_draft_tokens
 
     def num_ranked(self, num_required: int, prob: float) -> int:

@@ -41,7 +41,7 @@ class JobError:
 
     fault: JobFault
     message: str
-    known_len: int = 0
+    committed_len: int = 0
     """Number of the slot's committed tokens in this worker; set only with the fault BEHIND."""
 
 
@@ -85,7 +85,7 @@ class OpenJob:
     cache_salt: bytes = b""
     corpus_id: bytes = b""
     """Id of the corpus of ended outputs that the drafter `lookup` copies from; empty for none."""
-    deliver_to: str = ""
+    target_address: str = ""
     """Address of the target's server. Draft worker only."""
     target_epoch: int = 0
     """Epoch of that target. Draft worker only."""

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 class MissingTokens(OutriderError):
     """Raised if a message's `base_len` exceeds the number of the slot's committed tokens. The sender has to send the
-    tokens from `known_len` on.
+    tokens from `committed_len` on.
     """
 
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
 
-    def __init__(self, base_len: int, known_len: int) -> None:
-        super().__init__(f"base_len is {base_len}, this slot knows {known_len} tokens; send again from {known_len}")
-        self.known_len = known_len
+    def __init__(self, base_len: int, committed_len: int) -> None:
+        super().__init__(
+            f"base_len is {base_len}, this slot knows {committed_len} tokens; send again from {committed_len}"
+        )
+        self.committed_len = committed_len
 
 
 class BareSlot:

@@ -105,7 +105,9 @@ class SlotKeeper(Generic[S]):
             check_token_ids("committed_ids", list(ids), self._sizes[slot.key])
             slot.check_commit(base_len, len(ids))
         except MissingTokens as behind:
-            return JobError(JobFault.BEHIND, f"slot {slot.key[1]} knows {behind.known_len} tokens", behind.known_len)
+            return JobError(
+                JobFault.BEHIND, f"slot {slot.key[1]} knows {behind.committed_len} tokens", behind.committed_len
+            )
         except InvalidRequest as error:
             return JobError(JobFault.INVALID, error.message)
         return None

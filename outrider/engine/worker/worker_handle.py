@@ -56,7 +56,7 @@ class WorkerState:
     cpu_cores: tuple[int, ...] = field(init=False)
     """Numbers of the engine thread's cores. That thread creates this object."""
     metrics_address: str = ""
-    num_tickets: Callable[[], int] = field(default=lambda: 0)
+    num_leases: Callable[[], int] = field(default=lambda: 0)
     times: StepTimes = field(default_factory=StepTimes)
     """Durations of the engine thread's steps."""
     drafters: tuple[Drafter, ...] = ()
@@ -83,12 +83,12 @@ class WorkerState:
             num_slots=self.config.max_slots,
             num_slots_in_use=self.slots.num_in_use,
             metrics_address=self.metrics_address,
-            num_tickets=self.num_tickets(),
+            num_leases=self.num_leases(),
             num_steps=self.times.num_steps,
             busy_us=int(self.times.busy_s * 1e6),
             longest_step_us=int(self.times.longest_s * 1e6),
             current_step_us=int(self.times.current_s * 1e6),
-            draining=self.draining(),
+            is_draining=self.draining(),
             version=__version__,
             drafters=self.drafters,
             protocol=PROTOCOL,

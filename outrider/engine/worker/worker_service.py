@@ -64,7 +64,7 @@ class _Opening:
 def error_to_proto(error: JobError) -> pb.WorkerError:
     """Return the error of a failed job as a protobuf message."""
     code = pb.WorkerErrorCode.Value(f"WORKER_ERROR_CODE_{error.fault.name}")
-    return pb.WorkerError(code=code, message=error.message, known_len=error.known_len)
+    return pb.WorkerError(code=code, message=error.message, committed_len=error.committed_len)
 
 
 def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respond: Callable[[Any], None]) -> OpenJob:
@@ -93,7 +93,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         respond=respond,
         cache_salt=message.cache_salt,
         corpus_id=message.corpus_id,
-        deliver_to=message.deliver_to,
+        target_address=message.target_address,
         target_epoch=message.target_epoch,
         drafter=Drafter.parse(message.drafter) if message.drafter else None,
         num_prompt_logprobs=num_prompt_logprobs,

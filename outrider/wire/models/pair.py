@@ -22,7 +22,7 @@ def is_compatible(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
     Two conditions must hold. First, both have the same tokens, or the draft retokenizes. Second, the outputs of both
     models begin with the same ids (decoder_start_token_id), or the draft has no model.
     """
-    if not has_same_tokens(draft, target) and not draft.translates:
+    if not has_same_tokens(draft, target) and not draft.supports_retokenization:
         return False
     return draft.attention_path == TABLES or draft.decoder_start_ids == target.decoder_start_ids
 

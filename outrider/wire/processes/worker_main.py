@@ -58,7 +58,7 @@ def memory_taken(info: pb.WorkerInfo) -> str:
     """
     num_tokens = info.num_kv_blocks * info.kv_block_size
     cache = f"KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
-    if info.text_only:
+    if info.is_text_only:
         cache = f"text only, {cache}"
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])

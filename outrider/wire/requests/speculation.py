@@ -115,9 +115,9 @@ class Speculation:
     draft_logprobs: DraftLogprobs = DraftLogprobs.AUTO
     draft_topk: int = DEFAULT_TOPK
     """Number of tokens in each distribution of kind TOPK."""
-    sequential: bool = False
+    is_sequential: bool = False
     """Whether draft and target work in turn: the draft waits for each verdict. False = the draft drafts ahead."""
-    place: int = 0
+    draft_index: int = 0
     """Index of the draft worker that gets these parameters among the draft workers of the choice."""
     explain: bool = False
     """Whether the target's verdicts also list what was verified and rejected."""
@@ -158,8 +158,8 @@ class Speculation:
             tree=tree,
             draft_logprobs=self.draft_logprobs.value,
             draft_topk=self.draft_topk,
-            sequential=self.sequential,
-            place=self.place,
+            is_sequential=self.is_sequential,
+            draft_index=self.draft_index,
             explain=self.explain,
         )
 
@@ -178,7 +178,7 @@ class Speculation:
         tree = None
         if message.HasField("tree"):
             tree = TreeShape.from_proto(message.tree)
-        Range(0, MAX_DRAFTS - 1).check("place", message.place)
+        Range(0, MAX_DRAFTS - 1).check("draft_index", message.draft_index)
         if tree is not None:
             Range(0, message.max_draft_tokens).check("nodes of tree", tree.most_nodes)
         return cls(
@@ -187,7 +187,7 @@ class Speculation:
             tree,
             encoding or DraftLogprobs.AUTO,
             message.draft_topk or DEFAULT_TOPK,
-            message.sequential,
-            message.place,
+            message.is_sequential,
+            message.draft_index,
             message.explain,
         )

@@ -441,7 +441,7 @@ class WorkerMetrics:
         sizes_of_rows = Counter("outrider_worker_feature_bytes", f"Bytes of rows {text}", names, registry=r)
         self.feature_bytes = _Bound(sizes_of_rows, {"worker": worker})
         """Bytes of the hidden states that feature_rows counts, per second, by the same labels."""
-        self.head_bytes = gauge("head_bytes", "Memory of the opening maps of heads.")
+        self.head_bytes = gauge("head_bytes", "Memory of the projections of heads.")
         """outrider_worker_head_bytes: bytes of memory of the projections of heads (target)."""
         self.kept_feature_bytes = gauge("kept_feature_bytes", "Memory of rows kept for drafts that ask late.")
         """outrider_worker_kept_feature_bytes: bytes of hidden states that are kept for drafts that need them later

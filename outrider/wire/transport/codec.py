@@ -40,17 +40,17 @@ class DenseDistributions:
 class SparseDistributions:
     """Next-token distributions over a few tokens each. The tokens of all distributions are concatenated."""
 
-    row_sizes: tuple[int, ...]
+    support_sizes: tuple[int, ...]
     """Number of tokens of each distribution."""
     ids: bytes
-    """Token ids as bytes: int32 [sum(row_sizes)], little-endian."""
+    """Token ids as bytes: int32 [sum(support_sizes)], little-endian."""
     log_probs: bytes
-    """Log-probs of these tokens as bytes: float32 [sum(row_sizes)], little-endian."""
+    """Log-probs of these tokens as bytes: float32 [sum(support_sizes)], little-endian."""
 
     @property
     def num_rows(self) -> int:
         """Number of distributions."""
-        return len(self.row_sizes)
+        return len(self.support_sizes)
 
 
 Rows = DenseDistributions | SparseDistributions
@@ -71,12 +71,12 @@ def distributions_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions
     if isinstance(rows, DenseDistributions):
         dense = float32_tensor(rows.data, (rows.num_rows, vocab_size))
         return pb.TokenDistributions(vocab_size=vocab_size, dense=dense)
-    total = sum(rows.row_sizes)
+    total = sum(rows.support_sizes)
     return pb.TokenDistributions(
         vocab_size=vocab_size,
         sparse_ids=int32_tensor(rows.ids, (total,)),
-        sparse_log_probs=float32_tensor(rows.log_probs, (total,)),
-        row_sizes=rows.row_sizes,
+        sparse_logprobs=float32_tensor(rows.log_probs, (total,)),
+        support_sizes=rows.support_sizes,
     )
 
 
@@ -89,14 +89,14 @@ def distributions_from_proto(message: pb.TokenDistributions, num_rows: int, voca
     if message.HasField("dense"):
         data = _data(message.dense, "dense", pb.TENSOR_DTYPE_FLOAT32, (num_rows, vocab_size))
         return DenseDistributions(num_rows, data)
-    sizes = tuple(message.row_sizes)
+    sizes = tuple(message.support_sizes)
     if len(sizes) != num_rows:
-        raise BadTensor(f"row_sizes has {len(sizes)} entries, expected {num_rows}")
+        raise BadTensor(f"support_sizes has {len(sizes)} entries, expected {num_rows}")
     if any(not 1 <= size <= vocab_size for size in sizes):
-        raise BadTensor(f"row_sizes is {sizes}, each must be from 1 to {vocab_size}")
+        raise BadTensor(f"support_sizes is {sizes}, each must be from 1 to {vocab_size}")
     total = sum(sizes)
     ids = _data(message.sparse_ids, "sparse_ids", pb.TENSOR_DTYPE_INT32, (total,))
-    log_probs = _data(message.sparse_log_probs, "sparse_log_probs", pb.TENSOR_DTYPE_FLOAT32, (total,))
+    log_probs = _data(message.sparse_logprobs, "sparse_logprobs", pb.TENSOR_DTYPE_FLOAT32, (total,))
     return SparseDistributions(sizes, ids, log_probs)
 
 

@@ -36,7 +36,7 @@ def unknown_kind(message):
 
 def log_probs_of(message):
     rows = message.distributions
-    return rows.dense if rows.HasField("dense") else rows.sparse_log_probs
+    return rows.dense if rows.HasField("dense") else rows.sparse_logprobs
 
 
 def too_few_values(message):
@@ -86,7 +86,7 @@ def to_lying_proto(nodes, target_epoch):
     message = to_proto(nodes, target_epoch)
     if message.ids:
         has_laws = message.HasField("distributions")
-        is_below = tpb.NODE_KIND_KNOWN in message.kinds
+        is_below = tpb.NODE_KIND_REFERENCE in message.kinds
         next(turns[has_laws] if is_below or not has_laws else at_root)(message)
     return message
 

@@ -82,7 +82,7 @@ class Stage:
             lambda: self.now_s,
             needs_drafts=needs_drafts,
         )
-        self.membership = registry_pb2.Membership()
+        self.membership = registry_pb2.WorkerList()
         if starts:
             self.fleet.start()
 
@@ -156,7 +156,7 @@ class Stage:
             self.tick(0.1)
 
     def states(self) -> dict[str, int]:
-        return {member.name: member.state for member in self.membership.members}
+        return {member.name: member.state for member in self.membership.workers}
 
     def scale(self, pool: str, count: int | None) -> registry_pb2.PoolSize:
         done = self.fleet.scale(pool, count)

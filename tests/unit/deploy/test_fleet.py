@@ -77,7 +77,7 @@ def test_scaling_up_starts_one_and_scaling_down_lets_what_runs_finish() -> None:
     for name, slots in (("draft-small-0", 2), ("draft-small-1", 1), ("draft-small-2", 3)):
         stage.answers(name, num_slots_in_use=slots)
     stage.tick()
-    assert stage.scale("small", 2).num_wanted == 2
+    assert stage.scale("small", 2).num_desired == 2
     assert stage.states()["draft-small-1"] == DRAINING  # it had the fewest
     worker = stage.workers["draft-small-1"]
     for _ in range(10):
@@ -122,7 +122,7 @@ def test_one_that_is_lost_is_drained_for_gateways_that_still_see_it() -> None:
         stage.tick(2.0)
     assert stage.states()["target-chat-1"] == STARTING
     stage.scale("chat", 1)
-    lost = stage.membership.members[1]
+    lost = stage.membership.workers[1]
     assert (lost.name, lost.state, lost.address) == ("target-chat-1", DRAINING, "node:7")
     stage.tick(5.0)
     assert not stage.workers["target-chat-1"].is_stopping
@@ -176,7 +176,7 @@ def test_at_the_end_all_are_drained_and_ended() -> None:
     stage.tick()
     changed = stage.fleet.drain_all()
     assert changed is not None
-    assert {member.name: member.state for member in changed.members} == {"target-chat-0": DRAINING}
+    assert {member.name: member.state for member in changed.workers} == {"target-chat-0": DRAINING}
     assert not stage.fleet.is_idle()
     stage.now_s += 2.0
     stage.answers("target-chat-0")

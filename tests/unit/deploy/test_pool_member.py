@@ -36,7 +36,7 @@ def test_a_worker_serves_once_it_has_answered_where_it_says_it_is() -> None:
     stage.tick(2.0)
     assert stage.states() == {"target-chat-0": SERVING, "draft-small-0": STARTING}
     assert [(pool.name, list(pool.serves)) for pool in stage.membership.pools] == [("chat", []), ("small", ["chat"])]
-    target = stage.membership.members[0]
+    target = stage.membership.workers[0]
     assert (target.address, target.metrics_address, target.node) == ("node:7", "node:8", "node")
     stage.started("draft-small-0")
     assert stage.states()["draft-small-0"] == STARTING
@@ -56,7 +56,7 @@ def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place(cap
     for _ in range(2):
         stage.answers("target-chat-0", epoch=0)
     stage.tick()
-    lost = stage.membership.members[0]
+    lost = stage.membership.workers[0]
     assert (lost.state, lost.address, lost.node) == (STARTING, "", "")
     assert stage.workers["target-chat-0"].num_asked == 2
     stage.workers["target-chat-0"].next = ActorLost("restarting", is_final=False)
@@ -66,7 +66,7 @@ def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place(cap
     stage.started("target-chat-0", epoch=2, port=70)
     stage.answers("target-chat-0", epoch=2)
     stage.tick()
-    assert (stage.membership.members[0].state, stage.membership.members[0].address) == (SERVING, "node:70")
+    assert (stage.membership.workers[0].state, stage.membership.workers[0].address) == (SERVING, "node:70")
     assert ("target-chat-0", "lost") in stage.told
     lost, back = (record for record in caplog.records if "target-chat-0" in record.getMessage())
     assert lost.levelname == "WARNING" and back.getMessage() == "target-chat-0 at node:70 is back"
@@ -119,10 +119,10 @@ def test_one_that_does_not_start_again_says_why_and_is_tried_after_growing_pause
 
     assert tries(45) == [1, 4, 9, 18, 29, 40]
     target, tried = stage.fleet.members[1].message(), stage.fleet.members[0].message()
-    assert (target.state, target.why) == (STARTING, "model is 'llama', and there is no such folder")
-    assert tried.why == "model is 'd', and there is no such folder"
+    assert (target.state, target.reason) == (STARTING, "model is 'llama', and there is no such folder")
+    assert tried.reason == "model is 'd', and there is no such folder"
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert lines.count(f"target-chat-0 does not start again: {why}") == 1
     stage.serve("target-chat-0", "draft-small-0")
-    assert {member.why for member in stage.membership.members} == {""}
+    assert {member.reason for member in stage.membership.workers} == {""}
     assert tries(8) == [1, 4], "it has served since"

@@ -117,7 +117,10 @@ def test_a_launcher_that_sees_nobody_ends_nobody() -> None:
 
 
 def hears(*members: str) -> list[registry_pb2.GatewayReport]:
-    return [registry_pb2.GatewayReport(gateway="g", heard=members), registry_pb2.GatewayReport(gateway="other")]
+    return [
+        registry_pb2.GatewayReport(gateway="g", responsive_workers=members),
+        registry_pb2.GatewayReport(gateway="other"),
+    ]
 
 
 def test_who_answers_a_gateway_is_not_ended_though_the_launcher_does_not_see_it() -> None:

@@ -19,13 +19,13 @@ OPENED = tpb.TargetReply(open=pb.OpenReply(committed_len=1))
 DELIVERED = ("model", "model&model")
 
 
-def verdict_of(num_drafts: int = 1, hit: bool | None = None, num_wasted: int = 0, **facts: Any) -> tpb.Verdict:
+def verdict_of(num_drafts: int = 1, has_drafts: bool | None = None, num_wasted: int = 0, **facts: Any) -> tpb.Verdict:
     """A verdict of a lease with so many drafts: what was drafted came of the first, or of the target's own drafter."""
     verdict = tpb.Verdict(**facts)
     if verdict.outcomes:
         return verdict
     is_refused = verdict.fallback == tpb.FALLBACK_REASON_REFUSED
-    drafts = [tpb.DraftOutcome(hit=hit, num_wasted=num_wasted, is_refused=is_refused)]
+    drafts = [tpb.DraftOutcome(has_drafts=has_drafts, num_wasted=num_wasted, is_refused=is_refused)]
     drafts += [tpb.DraftOutcome() for _ in range(num_drafts - 1)]
     own = tpb.DraftOutcome()
     drafter = drafts[0] if verdict.drafter in DELIVERED else own
@@ -35,8 +35,8 @@ def verdict_of(num_drafts: int = 1, hit: bool | None = None, num_wasted: int = 0
     return verdict
 
 
-def error(code: pb.WorkerErrorCode, known_len: int = 0) -> pb.WorkerError:
-    return pb.WorkerError(code=code, message="scripted", known_len=known_len)
+def error(code: pb.WorkerErrorCode, committed_len: int = 0) -> pb.WorkerError:
+    return pb.WorkerError(code=code, message="scripted", committed_len=committed_len)
 
 
 class ScriptedConnection:
@@ -102,10 +102,10 @@ class ScriptedTarget(ScriptedConnection):
         verdict = verdict_of(len(self.lease.tickets), **facts)
         self.subscriptions[-1].put(tpb.TargetReply(verdict=verdict))
 
-    def fails(self, code: pb.WorkerErrorCode, known_len: int = 0) -> None:
-        self.subscriptions[-1].put(tpb.TargetReply(error=error(code, known_len)))
+    def fails(self, code: pb.WorkerErrorCode, committed_len: int = 0) -> None:
+        self.subscriptions[-1].put(tpb.TargetReply(error=error(code, committed_len)))
 
 
 class ScriptedDraft(ScriptedConnection):
-    def fails(self, code: pb.WorkerErrorCode, known_len: int = 0) -> None:
-        self.subscriptions[-1].put(dpb.DraftReply(error=error(code, known_len)))
+    def fails(self, code: pb.WorkerErrorCode, committed_len: int = 0) -> None:
+        self.subscriptions[-1].put(dpb.DraftReply(error=error(code, committed_len)))

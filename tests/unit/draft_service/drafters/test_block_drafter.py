@@ -54,7 +54,7 @@ class Draft:
         self.grower = Grower(make_drafter, keeper, engine, self.take, metrics, asked)
         self.committed, self.buffer = list(prompt), DraftBuffer()
         params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)
-        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
+        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "target_address": "target:1"}
         self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), params, lambda result: None, **rest))
 
     def take(self, address: str, epoch: int, nodes: Delivery) -> None:

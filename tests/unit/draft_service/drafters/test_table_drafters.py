@@ -46,7 +46,7 @@ class Draft:
         self.engine, self.num_messages = engine, 0
         self.committed, self.buffer, self.said = list(prompt), DraftBuffer(), list[Any]()
         self.params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, **params})
-        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
+        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "target_address": "target:1"}
         self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), self.params, self.said.append, **rest))
         self.commit([])
 
@@ -116,6 +116,6 @@ def test_with_a_choice_it_draws_from_its_distribution() -> None:
 def test_a_gap_is_reported_and_a_closed_slot_grows_no_more() -> None:
     draft = Draft(Bigram(CIRCLE), [9, 1], temperature=0.0)
     draft.grower.handle(AdvanceJob(1, 1, 1, 7, (1,)))
-    assert isinstance(error := draft.said[-1], JobError) and error.fault is JobFault.BEHIND and error.known_len == 2
+    assert isinstance(error := draft.said[-1], JobError) and error.fault is JobFault.BEHIND and error.committed_len == 2
     draft.grower.handle(CloseJob(1, 1))
     assert not draft.grower.step(time.monotonic())

@@ -122,7 +122,7 @@ def test_late_messages_change_nothing_a_gap_is_reported_and_a_stop_ends_growth(r
     assert not draft.paths and not draft.errors
     draft.advance([*ids, 5, 6, 7, 8, 9], len(ids) + 4)
     (error,) = draft.errors
-    assert error.fault is JobFault.BEHIND and error.known_len == len(ids) + 2
+    assert error.fault is JobFault.BEHIND and error.committed_len == len(ids) + 2
     draft.grower.handle(TruncateJob(1, 1, len(ids) + 9, "stop"))
     assert not draft.grower.step(time.monotonic()) and not draft.paths
     draft.advance([*ids, 5, 6, 7], len(ids))

@@ -42,7 +42,7 @@ def test_what_one_caller_has_drafted_does_not_keep_another_waiting(callers: tupl
         num_nodes[nodes.ticket] += len(nodes.ids)
 
     grower = Grower(lambda own: WorkerTableDrafter(keeper), keeper, engine, take, metrics, no_rows)
-    rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=32), "deliver_to": "target:1"}
+    rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=32), "target_address": "target:1"}
     for slot in range(60):
         scheduling = Scheduling(callers[slot != 59])
         params = SamplingParams(max_tokens=60, temperature=0.0)
@@ -66,7 +66,7 @@ def test_a_slot_that_was_not_fed_has_spent_nothing(monkeypatch: pytest.MonkeyPat
     grower = Grower(lambda own: FeedsOne(keeper), keeper, engine, lambda *_: None, metrics, no_rows)
     for slot in range(2):
         params = SamplingParams(max_tokens=60, temperature=0.0)
-        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
+        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "target_address": "target:1"}
         grower.handle(OpenJob(1, slot, (9, 1), 2, params, lambda answer: None, **rest))
         grower.handle(AdvanceJob(1, slot, slot + 1, 2, ()))
     monkeypatch.setattr(grower._scheduler, "choose", lambda own, now: [(growing, [ROOT]) for growing in own])

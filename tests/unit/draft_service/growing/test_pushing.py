@@ -29,7 +29,7 @@ class Course:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, draft: Draft) -> None:
         engine: Any = SimpleNamespace(answer=lambda send: send(), flush=lambda: None)
-        job: Any = SimpleNamespace(deliver_to="target:1", target_epoch=3)
+        job: Any = SimpleNamespace(target_address="target:1", target_epoch=3)
         slot: Any = SimpleNamespace(params=draft.params)
         self.draft, self.sent, self.now, self.buffer = draft, list[Delivery](), 100.0, DraftBuffer()
         tree: Any = draft.tree

@@ -130,7 +130,7 @@ class Draft:
 
     def open(self) -> None:
         params = SamplingParams(**self.params)
-        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
+        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "target_address": "target:1"}
         ids = tuple(self.committed)
         self.grower.handle(OpenJob(1, 1, ids, len(ids), params, self.said.append, target_epoch=EPOCH, **rest))
 

@@ -257,7 +257,7 @@ def test_a_distribution_is_the_draft_s_over_the_shared_tokens(
     runner: ModelRunner, truth: UncachedModel, translation: Intersection
 ) -> None:
     draft, ids = Draft(runner, translation), ids_of(TEXT)[:30]
-    speculation = Speculation(3, 3, None, DraftLogprobs.FULL, sequential=True)
+    speculation = Speculation(3, 3, None, DraftLogprobs.FULL, is_sequential=True)
     draft.open(ids, speculation, temperature=0.8, seed=3)
     draft.advance(ids, len(ids))
     (nodes,) = draft.sent_nodes

@@ -16,7 +16,7 @@ class Peer:
     """A target's end of the stream."""
 
     def __init__(self) -> None:
-        self.asked: list[tpb.FeatureAsk] = []
+        self.asked: list[tpb.HeadRequest] = []
         outbox: Any = SimpleNamespace(put=self.asked.append, wait_below=self.wait_below)
         self.registration = Registration(OFFER, "a:1", outbox)
 
@@ -24,7 +24,7 @@ class Peer:
         await asyncio.sleep(0)
 
     def says(self, state: Any, why: str = "", digest: bytes = OFFER.digest, epoch: int = 7) -> None:
-        self.registration.handle_reply(tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch))
+        self.registration.handle_reply(tpb.HeadReply(digest=digest, state=state, reason=why, target_epoch=epoch))
 
     def took(self) -> list[tuple[Any, ...]]:
         """Return what came since the last call."""
@@ -33,7 +33,11 @@ class Peer:
         for ask in asked:
             kind = ask.WhichOneof("item")
             item = getattr(ask, str(kind))
-            facts = {"head": ("target_epoch", "num_bytes"), "weights": ("offset", "data"), "rows": ("ticket", "start")}
+            facts = {
+                "head": ("target_epoch", "num_bytes"),
+                "weights": ("offset", "data"),
+                "features": ("ticket", "start"),
+            }
             found.append((kind, *(getattr(item, name) for name in facts[str(kind)])))
             assert item.digest == OFFER.digest
         return found

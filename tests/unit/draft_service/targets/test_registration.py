@@ -14,7 +14,7 @@ from outrider.wire.errors import IncompatiblePair, Unavailable
 from tests.unit.draft_service.targets.offered import Peer
 
 OFFER = HeadOffer(bytes(range(10)), b"d" * 32, 4)
-WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
+WANTED, READY, REFUSED = tpb.HEAD_STATE_NEEDS_WEIGHTS, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
 
 
 async def settle() -> None:
@@ -37,7 +37,7 @@ async def test_weights_are_sent_on_request_and_features_requested_once_the_head_
     peer.says(READY)
     assert not peer.took(), "the slots request them again"
     peer.registration.request(7, FeaturesRequest(3, 9, 1))
-    assert peer.took() == [("rows", 3, 9)]
+    assert peer.took() == [("features", 3, 9)]
     await peer.registration.register(7)
     assert not peer.took()
 

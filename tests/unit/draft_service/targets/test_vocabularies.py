@@ -20,7 +20,7 @@ TOKENIZER_JSON = Path(DEMO_TARGET, "tokenizer.json").read_bytes()
 
 async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
     files = pb.TokenizerFiles(tokenizer_json=TOKENIZER_JSON)
-    own = pb.WorkerInfo(vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=[0], translates=True)
+    own = pb.WorkerInfo(vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=[0], supports_retokenization=True)
     default = SlotVocabulary(5000, (0,), Grammars(TOKENIZER_JSON, 5000, (0,), must_follow=False))
     ends: list[int] = []
     epoch = 1
@@ -36,7 +36,7 @@ async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
             return files
 
     vocabularies = TargetVocabularies(own, files, default, lambda address: Target())  # type: ignore[arg-type,return-value]
-    slot = pb.OpenSlot(deliver_to=ADDRESS, target_epoch=1)
+    slot = pb.OpenSlot(target_address=ADDRESS, target_epoch=1)
     ends[:] = [0]
     await vocabularies.learn(ADDRESS, 1)
     assert vocabularies.of(slot) is default
@@ -52,5 +52,5 @@ async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
     epoch = 2
     await vocabularies.learn(ADDRESS, 2)
     assert vocabularies.of(slot) is default, "that life is over"
-    assert vocabularies.of(pb.OpenSlot(deliver_to=ADDRESS, target_epoch=2)) is found
+    assert vocabularies.of(pb.OpenSlot(target_address=ADDRESS, target_epoch=2)) is found
     assert len(vocabularies._of_targets) == 1

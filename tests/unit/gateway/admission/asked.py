@@ -17,7 +17,7 @@ from tests.unit.gateway.scripted_pool import INFO
 
 def info(beams: bool) -> pb.WorkerInfo:
     found = pb.WorkerInfo.FromString(INFO.SerializeToString())
-    found.beams = beams
+    found.supports_beams = beams
     return found
 
 

@@ -107,19 +107,19 @@ async def test_a_round_opens_leases_commits_and_lets_both_go_on(monkeypatch: pyt
         assert target.names == ["open", "verify"] and draft.names == ["open", "advance"]
         opened, lease, told = target.all_of("open")[0], target.lease, draft.all_of("advance")[0]
         assert opened.protocol == draft.all_of("open")[0].protocol == PROTOCOL
-        assert (opened.speculation.num_draft_tokens.number, opened.speculation.sequential) == (K, False)
+        assert (opened.speculation.num_draft_tokens.number, opened.speculation.is_sequential) == (K, False)
         assert draft.all_of("open")[0].speculation == opened.speculation
-        assert (lease.base_len, lease.until_len, lease.tickets[0].is_drafted) == (3, 3 + CREDIT, True)
+        assert (lease.base_len, lease.lease_end_len, lease.tickets[0].is_drafted) == (3, 3 + CREDIT, True)
         assert told.ticket == ticket_of(lease) != 0 and told.base_len == 3
 
-        target.says(3, [1, 2, 9], "aab", num_drafted=2, num_accepted=2, hit=True, drafter="model")
+        target.says(3, [1, 2, 9], "aab", num_drafted=2, num_accepted=2, has_drafts=True, drafter="model")
         output = await first
         assert [token.id for token in output.tokens] == [1, 2, 9] and (output.num_drafted, output.num_accepted) == (
             2,
             2,
         )
         extend, told = target.all_of("extend")[0], draft.all_of("advance")[1]
-        assert (extend.ticket, extend.until_len) == (ticket_of(lease), 6 + CREDIT)
+        assert (extend.ticket, extend.lease_end_len) == (ticket_of(lease), 6 + CREDIT)
         assert (told.ticket, told.base_len, list(told.committed_ids)) == (ticket_of(lease), 3, [1, 2, 9])
         assert "truncate" not in [*target.names, *draft.names], "nothing was dropped"
 
@@ -127,8 +127,8 @@ async def test_a_round_opens_leases_commits_and_lets_both_go_on(monkeypatch: pyt
 async def test_waiting_verdicts_are_taken_one_by_one() -> None:
     answer = Answer()
     async with answer.begun() as first:
-        answer.target.says(3, [1, 8], "ar", num_drafted=2, num_accepted=1, hit=True, drafter="model")
-        answer.target.says(5, [4], "p", hit=False, num_wasted=1)
+        answer.target.says(3, [1, 8], "ar", num_drafted=2, num_accepted=1, has_drafts=True, drafter="model")
+        answer.target.says(5, [4], "p", has_drafts=False, num_wasted=1)
         assert [token.id for token in (await first).tokens] == [1, 8]
         assert [token.id for token in (await answer.next()).tokens] == [4]
         for worker in (answer.target, answer.draft):
@@ -142,7 +142,7 @@ async def test_waiting_verdicts_are_taken_one_by_one() -> None:
         assert answer.metric("spec_plain_steps_total", reason="none_parked") == 1
         assert (answer.model.num_rounds, answer.model.num_late) == (2, 1)
 
-        answer.target.says(6, [4], "p", hit=False, fallback=tpb.FALLBACK_REASON_DOES_NOT_PAY)
+        answer.target.says(6, [4], "p", has_drafts=False, fallback=tpb.FALLBACK_REASON_DOES_NOT_PAY)
         await answer.next()
         assert answer.metric("spec_plain_steps_total", reason="does_not_pay") == 1
         assert len(answer.draft.all_of("truncate")) == 1, "what the draft has may still be of use"
@@ -163,12 +163,12 @@ async def test_a_draft_of_each_of_two_pools_has_its_own_ticket() -> None:
         first_ticket, other = lease.tickets
         assert first_ticket.is_drafted and other.is_drafted and other.ticket not in (0, first_ticket.ticket)
         opened = [draft.all_of("open")[0].speculation for draft in drafts.values()]
-        assert [each.place for each in opened] == [0, 1]
+        assert [each.draft_index for each in opened] == [0, 1]
         assert [draft.all_of("advance")[0].ticket for draft in drafts.values()] == [ticket_of(lease), other.ticket]
 
         outcomes = [
-            tpb.DraftOutcome(num_drafted=3, num_accepted=1, is_verified=True, hit=True),
-            tpb.DraftOutcome(num_drafted=2, is_verified=True, hit=False),
+            tpb.DraftOutcome(num_drafted=3, num_accepted=1, is_verified=True, has_drafts=True),
+            tpb.DraftOutcome(num_drafted=2, is_verified=True, has_drafts=False),
             tpb.DraftOutcome(),
         ]
         rest = {"num_drafted": 5, "depth": 3, "num_accepted": 1, "outcomes": outcomes}
@@ -183,7 +183,7 @@ async def test_a_draft_of_each_of_two_pools_has_its_own_ticket() -> None:
             answer.metric("spec_lookup_total", result="hit") == answer.metric("spec_lookup_total", result="miss") == 1
         )
 
-        outcomes[1], length = tpb.DraftOutcome(hit=True), 5
+        outcomes[1], length = tpb.DraftOutcome(has_drafts=True), 5
         for _ in range(TRIAL + 2):
             answer.target.says(length, [1, 8], "ar", drafter="model", **(rest | {"outcomes": outcomes}))
             await answer.next()
@@ -260,7 +260,7 @@ async def test_an_error_of_the_target_is_mended(code: pb.WorkerErrorCode, reason
         await first
         second = answer.next()
         await settled()
-        answer.target.fails(code, known_len=2)
+        answer.target.fails(code, committed_len=2)
         await settled()
         assert answer.target.names.count("open") == 1 + opens_again
         assert answer.target.num_dropped == (code == pb.WORKER_ERROR_CODE_STALE_EPOCH)

@@ -21,7 +21,7 @@ def test_a_beam_search_is_given_a_draft_that_can_search_as_soon_as_there_is_one(
     target, small, head = model.targets["a"], model.drafts["small"], model.drafts["pairs"]
     assert small.link.info is not None and head.link.info is not None
     head.link.info.ClearField("drafters")
-    small.link.info.beams = True
+    small.link.info.supports_beams = True
     small.num_requests = 20
     assert (given(model, Drafter.MODEL), given(model, Drafter.MODEL, searches=True)) == ("pairs", "small")
     connection, small_link = small.connection, small.link
@@ -68,7 +68,7 @@ def test_a_draft_of_other_tokens_serves_the_targets_whose_own_it_has_learnt(chan
     draft, (a, b) = model.drafts["draft"], model.targets.values()
     assert not draft.is_pairing_due(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not translate"
 
-    link.info.translates = True
+    link.info.supports_retokenization = True
     assert draft.is_pairing_due(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not know them yet"
     paired(draft, a, None)
     assert DraftAssignment(model, Drafter.MODEL).take(a) and not DraftAssignment(model, Drafter.MODEL).take(b)

@@ -103,11 +103,11 @@ class Side:
 def test_a_draft_is_opened_once_and_told_what_was_committed_since() -> None:
     side = Side()
     for num_tokens in (0, 3, 2):
-        side.goes_on(num_tokens=num_tokens, hit=True)
+        side.goes_on(num_tokens=num_tokens, has_drafts=True)
     (draft,) = side.drafts
     assert draft.names == ["open", "advance", "advance", "advance"]
     opened = draft.all_of("open")[0]
-    assert (opened.deliver_to, opened.target_epoch, len(opened.committed_ids)) == ("a", 7, len(PROMPT))
+    assert (opened.target_address, opened.target_epoch, len(opened.committed_ids)) == ("a", 7, len(PROMPT))
     assert [(told.base_len, len(told.committed_ids)) for told in draft.all_of("advance")] == [(40, 0), (40, 3), (43, 2)]
     side.target.epoch = 8
     side.goes_on(ticket=2, num_tokens=1)
@@ -119,8 +119,8 @@ def test_a_draft_is_opened_once_and_told_what_was_committed_since() -> None:
 def test_a_draft_that_is_behind_is_told_again_from_what_it_knows() -> None:
     side = Side()
     side.goes_on()
-    side.goes_on(num_tokens=3, hit=True)
-    side.drafts[0].fails(pb.WORKER_ERROR_CODE_BEHIND, known_len=41)
+    side.goes_on(num_tokens=3, has_drafts=True)
+    side.drafts[0].fails(pb.WORKER_ERROR_CODE_BEHIND, committed_len=41)
     side.goes_on(num_tokens=1)
     told = side.drafts[0].all_of("advance")[-1]
     assert (told.base_len, len(told.committed_ids)) == (41, 3)
@@ -156,7 +156,7 @@ def test_a_draft_whose_deliveries_break_a_rule_is_left_for_another() -> None:
     side.goes_on()
     assert side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED), "it must not deliver any more"
     assert side.name == "draft-1" and side.drafts[0].names[-1] == "close"
-    assert not side.goes_on(num_tokens=1, hit=True, drafter="model")
+    assert not side.goes_on(num_tokens=1, has_drafts=True, drafter="model")
 
 
 def test_the_only_draft_is_kept_until_it_has_failed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_an_unused_draft_is_told_now_and_then() -> None:
     side, num_noted = Side(), TRIAL + 4
     side.goes_on()
     for _ in range(num_noted):
-        side.goes_on(num_tokens=1, hit=True)
+        side.goes_on(num_tokens=1, has_drafts=True)
     (draft,) = side.drafts
     assert draft.names == ["open", *["advance"] * TRIAL]
     other = DraftSession(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
@@ -184,7 +184,7 @@ def test_an_unused_draft_is_told_now_and_then() -> None:
     other.advance(2, side.target, side.member)
     assert draft.names[-2:] == ["open", "advance"]
     for _ in range(TRIAL):
-        other.note(verdict_of(hit=True, drafter="model", num_drafted=1, num_accepted=1))
+        other.note(verdict_of(has_drafts=True, drafter="model", num_drafted=1, num_accepted=1))
     assert side.model.drafts["draft-0"].use_of((b"", True)).num_verdicts == 0, "who comes next drafts at once"
 
 
@@ -193,7 +193,7 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
     side = Side()
     side.goes_on()
     for _ in range(TRIAL + 4):
-        side.goes_on(num_tokens=1, hit=True)
+        side.goes_on(num_tokens=1, has_drafts=True)
     (draft,) = side.drafts
     request = replace(side.session.request, scheduling=Scheduling(b"other"))
     other = DraftSession(side.model, Session(request, side.model.reference.tokenizer, 2))

@@ -103,7 +103,7 @@ def test_what_may_be_asked_for_is_what_workers_say() -> None:
     assert Drafter.NGRAM_AND_MODEL not in model.facts().drafters  # a target that makes no such trees
     target.info.drafters.append("ngram&model")
     assert Drafter.NGRAM_AND_MODEL in model.facts().drafters
-    target.info.trees = True
+    target.info.supports_trees = True
     assert Drafter.MODEL_AND_MODEL not in model.facts().drafters, "there is one pool of drafts"
     model.draft_pools = ("drafts", "others")
     assert Drafter.MODEL_AND_MODEL in model.facts().drafters

@@ -85,9 +85,9 @@ def test_what_a_verdict_explains_is_told_with_texts_to_who_asks(tokenizer: Token
         parent=0,
         token=pb.RankedToken(id=ids[1]),
         target=[pb.RankedToken(id=ids[1], logprob=-0.5)],
-        draft_guesses=[pb.RankedToken(id=ids[2])],
+        deterministic_tokens=[pb.RankedToken(id=ids[2])],
     )
-    draft = [pb.DraftToken(id=ids[0], parent=-1, accepted=True), pb.DraftToken(id=ids[2])]
+    draft = [pb.DraftToken(id=ids[0], parent=-1, is_accepted=True), pb.DraftToken(id=ids[2])]
     verified = pb.Explanation(draft=draft, rejection=rejection, draft_us=7)
     facts = {"num_drafted": 2, "num_accepted": 1, "drafter": "model", "batch_size": 3, "queue_us": 5}
     asked, not_asked = session_of(tokenizer, explain=True), session_of(tokenizer)
@@ -97,7 +97,7 @@ def test_what_a_verdict_explains_is_told_with_texts_to_who_asks(tokenizer: Token
     texts = [tokenizer.token_text(token_id) for token_id in ids]
     assert [token.text for token in told.verified.draft] == [texts[0], texts[2]]
     assert told.verified.rejection.token.text == told.verified.rejection.target[0].text == texts[1]
-    assert told.verified.rejection.draft_guesses[0].text == texts[2] and told.verified.draft_us == 7
+    assert told.verified.rejection.deterministic_tokens[0].text == texts[2] and told.verified.draft_us == 7
     plain = apply(asked, ids[2:3]).explanation
     assert plain is not None and plain.drafter == "" and not plain.verified.draft
     stopped = session_of(tokenizer, tokenizer.decode(ids[:1]), explain=True)

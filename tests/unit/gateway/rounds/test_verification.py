@@ -54,7 +54,7 @@ Two = tuple[ServedModel, Verification, str, str]
 async def test_a_request_finishes_where_it_runs_while_that_drains(two: Two) -> None:
     model, side, name, other = two
     link: Any = model.targets[name].link
-    link.info = pb.WorkerInfo(draining=True)
+    link.info = pb.WorkerInfo(is_draining=True)
     assert await placed(side) == name
     assert await placed(side_of(model)) == other, "new ones go elsewhere"
 

@@ -64,17 +64,17 @@ def test_lists_that_cannot_be_meant_are_refused(settings: dict[str, str], messag
 
 
 def test_a_registrys_message() -> None:
-    message = rpb.Membership(
+    message = rpb.WorkerList(
         pools=[
             rpb.Pool(name="chat", role=rpb.ROLE_TARGET),
             rpb.Pool(name="small", role=rpb.ROLE_DRAFT, serves=["chat"]),
             rpb.Pool(name="new", role=9),
         ],
-        members=[
-            rpb.Member(name="a", pool="chat", role=rpb.ROLE_TARGET, state=rpb.MEMBER_STATE_SERVING, address="a:1"),
-            rpb.Member(name="b", pool="chat", role=rpb.ROLE_TARGET, state=rpb.MEMBER_STATE_DRAINING, address="b:1"),
-            rpb.Member(name="c", pool="small", role=rpb.ROLE_DRAFT, state=rpb.MEMBER_STATE_STARTING, why="w"),
-            rpb.Member(name="d", pool="new", role=9, state=rpb.MEMBER_STATE_SERVING, address="d:1"),
+        workers=[
+            rpb.Worker(name="a", pool="chat", role=rpb.ROLE_TARGET, state=rpb.WORKER_STATE_SERVING, address="a:1"),
+            rpb.Worker(name="b", pool="chat", role=rpb.ROLE_TARGET, state=rpb.WORKER_STATE_DRAINING, address="b:1"),
+            rpb.Worker(name="c", pool="small", role=rpb.ROLE_DRAFT, state=rpb.WORKER_STATE_STARTING, reason="w"),
+            rpb.Worker(name="d", pool="new", role=9, state=rpb.WORKER_STATE_SERVING, address="d:1"),
         ],
     )
     found = from_proto(message)

@@ -16,7 +16,9 @@ from tests.unit.gateway.workers.started import Parts
 
 
 def worker_info(trees: bool, context_limit: int = 512, num_kv_blocks: int = 100) -> pb.WorkerInfo:
-    info = pb.WorkerInfo(trees=trees, context_limit=context_limit, num_kv_blocks=num_kv_blocks, kv_block_size=16)
+    info = pb.WorkerInfo(
+        supports_trees=trees, context_limit=context_limit, num_kv_blocks=num_kv_blocks, kv_block_size=16
+    )
     found = pb.WorkerInfo.FromString(INFO.SerializeToString())
     found.MergeFrom(info)
     return found

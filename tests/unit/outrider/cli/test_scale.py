@@ -13,13 +13,13 @@ from outrider.v1 import registry_pb2 as pb
 @pytest.mark.parametrize(
     ("size", "line", "is_reached"),
     [
-        (pb.PoolSize(role=pb.ROLE_DRAFT, num_wanted=2, num_serving=2), "small (draft): 2 serving, 2 wanted", True),
+        (pb.PoolSize(role=pb.ROLE_DRAFT, num_desired=2, num_serving=2), "small (draft): 2 serving, 2 wanted", True),
         (
-            pb.PoolSize(role=pb.ROLE_TARGET, num_wanted=1, num_serving=1, num_starting=2, num_draining=3),
+            pb.PoolSize(role=pb.ROLE_TARGET, num_desired=1, num_serving=1, num_starting=2, num_draining=3),
             "small (target): 1 serving, 2 starting, 3 draining, 1 wanted",
             False,
         ),
-        (pb.PoolSize(num_wanted=3, num_serving=1), "small (unknown): 1 serving, 3 wanted", False),
+        (pb.PoolSize(num_desired=3, num_serving=1), "small (unknown): 1 serving, 3 wanted", False),
     ],
 )
 def test_a_pool_is_a_line(size: pb.PoolSize, line: str, is_reached: bool) -> None:

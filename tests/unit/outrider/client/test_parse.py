@@ -49,7 +49,11 @@ def test_what_is_absent_is_none_and_0_is_0() -> None:
 def test_an_explanation_has_seconds_and_what_was_rejected() -> None:
     ranked = common_pb2.RankedToken
     verified = common_pb2.Explanation(
-        draft=[common_pb2.DraftToken(id=7, text="a", parent=0, accepted=True, kind=common_pb2.DRAFT_TOKEN_KIND_GUESS)],
+        draft=[
+            common_pb2.DraftToken(
+                id=7, text="a", parent=0, is_accepted=True, kind=common_pb2.DRAFT_TOKEN_KIND_DETERMINISTIC
+            )
+        ],
         rejection=common_pb2.Rejection(parent=1, token=ranked(id=8), target=[ranked(id=9, text="b", logprob=-0.25)]),
         draft_us=1500,
     )

@@ -57,7 +57,7 @@ def test_a_token_of_another_drafter_ends_a_walk() -> None:
     ids=["replaced", "inserted", "deleted", "reordered", "begins otherwise", "renamed twice"],
 )
 def test_after_an_edit_it_goes_on_where_two_tokens_match(output: list[int], num_new: int, num_edits: int) -> None:
-    """What the output adds cannot be foretold, nor the tokens that say where it goes on."""
+    """What the output adds cannot be predicted, nor the tokens that say where it goes on."""
     assert sum(outcomes(TEXT, output)) == len(output) - num_new - 2 * num_edits
     assert outcomes(TEXT, output).count(False) <= num_edits
 

@@ -28,8 +28,8 @@ from tests.tiny_models import tiny_llama
 from tests.unit.target_service.step.test_step import BLOCK_SIZE, LARGE, Base, load, open_job, prompt
 
 FULL = DraftLogprobs.FULL
-CHAIN = Speculation(4, 8, sequential=True, draft_logprobs=FULL)
-NAMED = Speculation("auto", 8, TreeShape.parse("2x2x1"), sequential=True, draft_logprobs=FULL)
+CHAIN = Speculation(4, 8, is_sequential=True, draft_logprobs=FULL)
+NAMED = Speculation("auto", 8, TreeShape.parse("2x2x1"), is_sequential=True, draft_logprobs=FULL)
 AHEAD = Speculation("auto", 8, draft_logprobs=FULL)
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 COUPLED: dict[str, Any] = {"temperature": 0.5, "seed": 5, "acceptance": AcceptanceRule.COUPLED}
@@ -153,7 +153,7 @@ def test_draft_tokens_use_no_memory_that_other_slots_need(runner: ModelRunner) -
 
     def grown(table: SequenceDrafter | None, *, is_short: bool) -> tuple[Sent, int]:
         draft = Draft(runner, table)
-        speculation = Speculation(num_drafts, num_drafts, sequential=True)
+        speculation = Speculation(num_drafts, num_drafts, is_sequential=True)
         draft.grower.handle(replace(open_job(1, ids), speculation=speculation))
         draft.grower.handle(AdvanceJob(1, 1, 1, len(ids), ()))
         assert draft.grower.step(time.monotonic())  # all but the last token

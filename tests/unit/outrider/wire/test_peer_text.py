@@ -22,12 +22,12 @@ def test_every_text_of_a_message_is_bounded_and_nothing_else_is_touched() -> Non
         device="x" * 9999,
         features_refusal="why " * 9999,
         vocab_size=7,
-        translations=[pb.Translation(tokenizer_fingerprint="\x1b", vocab_size=8)],
+        shared_vocabularies=[pb.SharedVocabulary(tokenizer_fingerprint="\x1b", vocab_size=8)],
     )
     bound_strings(info)
     assert (info.model_id, info.vocab_size) == (r"a\nb", 7)
     assert (len(info.device), len(info.features_refusal)) == (MAX_NAME_BYTES, MAX_REASON_BYTES)
-    assert (info.translations[0].tokenizer_fingerprint, info.translations[0].vocab_size) == (r"\x1b", 8)
-    report = rpb.GatewayReport(gateway="g", heard=["m\n", "n"], pools=[rpb.PoolLoad(pool="p" * 999)])
+    assert (info.shared_vocabularies[0].tokenizer_fingerprint, info.shared_vocabularies[0].vocab_size) == (r"\x1b", 8)
+    report = rpb.GatewayReport(gateway="g", responsive_workers=["m\n", "n"], pools=[rpb.PoolLoad(pool="p" * 999)])
     bound_strings(report)
-    assert list(report.heard) == [r"m\n", "n"] and len(report.pools[0].pool) == MAX_NAME_BYTES
+    assert list(report.responsive_workers) == [r"m\n", "n"] and len(report.pools[0].pool) == MAX_NAME_BYTES

@@ -76,7 +76,7 @@ class Stream:
 
     def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
         rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2, id=9)
-        self.stream.handle(tpb.FeatureAsk(rows=rows))
+        self.stream.handle(tpb.HeadRequest(features=rows))
 
 
 @asynccontextmanager
@@ -94,8 +94,8 @@ async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
         made.stream.send_features(made.wanted, 2, 3, b"abcdef")
         await made.settle()
         (batch,) = made.batches
-        (rows,) = batch.rows
-        assert (rows.ticket, rows.target_epoch, rows.start, rows.num_rows, rows.data) == (5, EPOCH, 2, 3, b"abcdef")
+        (rows,) = batch.chunks
+        assert (rows.ticket, rows.target_epoch, rows.start, rows.num_tokens, rows.data) == (5, EPOCH, 2, 3, b"abcdef")
         assert rows.request_id == 9
         assert (made.count("rows", "sent"), made.count("bytes", "sent")) == (3, 6)
     assert made.jobs[1:] == [made.stream]
@@ -109,17 +109,17 @@ async def test_rows_of_another_life_or_head_are_refused(wrong: dict[str, Any], w
     async with streaming() as made:
         made.want(**wrong)
         await made.settle()
-        (reply,) = made.batches[0].heads
-        assert reply.state == tpb.HEAD_STATE_REFUSED and why in reply.why and not made.jobs
+        (reply,) = made.batches[0].head_replies
+        assert reply.state == tpb.HEAD_STATE_REFUSED and why in reply.reason and not made.jobs
 
 
 async def test_a_registration_for_another_life_is_refused() -> None:
     async with streaming() as made:
-        made.stream.handle(tpb.FeatureAsk(head=tpb.HeadSpec(target_epoch=8, digest=DIGEST, num_bytes=9)))
-        made.stream.handle(tpb.FeatureAsk())
+        made.stream.handle(tpb.HeadRequest(head=tpb.HeadSpec(target_epoch=8, digest=DIGEST, num_bytes=9)))
+        made.stream.handle(tpb.HeadRequest())
         await made.settle()
-        (reply,) = made.batches[0].heads
-        assert reply.state == tpb.HEAD_STATE_REFUSED and "epoch 8" in reply.why
+        (reply,) = made.batches[0].head_replies
+        assert reply.state == tpb.HEAD_STATE_REFUSED and "epoch 8" in reply.reason
 
 
 async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pyt
         assert (made.count("rows", "dropped"), made.count("bytes", "dropped")) == (2, 8)
         made.may_write.set()
         await made.settle()
-        assert made.stream.has_capacity and sum(len(batch.rows) for batch in made.batches) == 3
+        assert made.stream.has_capacity and sum(len(batch.chunks) for batch in made.batches) == 3
 
 
 async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytes
         for number in range(40):
             num_taken += 1
             head = tpb.HeadSpec(target_epoch=8, digest=bytes([number]))
-            yield tpb.DeliveryBatch(asks=[tpb.FeatureAsk(head=head)])
+            yield tpb.DeliveryBatch(head_requests=[tpb.HeadRequest(head=head)])
 
     made = Stream()
     context = SimpleNamespace(send_initial_metadata=AsyncMock(), write=write, peer=lambda: PEER)
@@ -162,7 +162,7 @@ async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytes
     assert num_taken == 6, "of what waits, and the one that was one too many"
     may_write.set()
     await delivering
-    assert num_taken == sum(len(batch.heads) for batch in written) == 40
+    assert num_taken == sum(len(batch.head_replies) for batch in written) == 40
     await made.stream.close()
 
 
@@ -209,8 +209,8 @@ async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     async with streaming() as made:
         made.stream.send_features(made.wanted, 10, 5, bytes(range(20)))
         await made.settle()
-        parts = [rows for batch in made.batches for rows in batch.rows]
-        assert [(rows.start, rows.num_rows) for rows in parts] == [(10, 2), (12, 2), (14, 1)]
+        parts = [rows for batch in made.batches for rows in batch.chunks]
+        assert [(rows.start, rows.num_tokens) for rows in parts] == [(10, 2), (12, 2), (14, 1)]
         assert b"".join(rows.data for rows in parts) == bytes(range(20))
 
 
@@ -225,5 +225,5 @@ async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
         made.stream.send_features(made.wanted, 1, 1, b"cd")  # too late
         made.may_write.set()
         await finishing
-        assert made.batches[0].rows and made.batches[-1].summary.num_deliveries == 4
-        assert sum(len(batch.rows) for batch in made.batches) == 1
+        assert made.batches[0].chunks and made.batches[-1].summary.num_deliveries == 4
+        assert sum(len(batch.chunks) for batch in made.batches) == 1

@@ -24,7 +24,7 @@ from target_service.features.features import FeatureJob
 from target_service.features.registered_heads import Heads
 
 HIDDEN, LAYERS = 8, 2
-WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
+WANTED, READY, REFUSED = tpb.HEAD_STATE_NEEDS_WEIGHTS, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
 
 
 def map_of(seed: int = 0, hidden: int = HIDDEN, taps: tuple[int, ...] = (0, 1)) -> bytes:

@@ -38,9 +38,9 @@ class Table:
         speculation = Speculation(max_draft_tokens=8)
         return OpenJob(*KEY, tuple(PROMPT), 4, PARAMS, print, speculation=speculation, drafter=Drafter.NGRAM)
 
-    def begin(self, *tickets: int, until_len: int = 8) -> Lease:
+    def begin(self, *tickets: int, lease_end_len: int = 8) -> Lease:
         named = [(ticket, True) for ticket in tickets]
-        return self.leases.begin(VerifyJob(*KEY, 4, (), named, until_len, 1.0, self.answers.append), self.slot)
+        return self.leases.begin(VerifyJob(*KEY, 4, (), named, lease_end_len, 1.0, self.answers.append), self.slot)
 
     def count(self, fate: str) -> float:
         """Return the number of delivered draft tokens of which this became."""
@@ -73,17 +73,17 @@ def test_a_lease_is_found_by_its_slot_and_by_each_of_its_tickets_until_it_ends()
     assert leases.slots_of(1) == []
 
 
-@pytest.mark.parametrize(("ticket", "until_len", "expected"), [(11, 9, 9), (11, 8, 8), (11, 7, 8), (12, 9, 8)])
-def test_a_lease_is_only_ever_extended_and_by_its_first_ticket(ticket: int, until_len: int, expected: int) -> None:
+@pytest.mark.parametrize(("ticket", "lease_end_len", "expected"), [(11, 9, 9), (11, 8, 8), (11, 7, 8), (12, 9, 8)])
+def test_a_lease_is_only_ever_extended_and_by_its_first_ticket(ticket: int, lease_end_len: int, expected: int) -> None:
     table = Table()
     lease = table.begin(11, 12)
-    table.leases.extend(ExtendJob(*KEY, ticket, until_len), now=5.0)
-    assert (lease.job.until_len, lease.ready_s) == (expected, 1.0), "it runs: nothing begins anew"
+    table.leases.extend(ExtendJob(*KEY, ticket, lease_end_len), now=5.0)
+    assert (lease.job.lease_end_len, lease.ready_s) == (expected, 1.0), "it runs: nothing begins anew"
 
 
 def test_a_lease_that_had_ended_is_ready_from_when_it_was_extended() -> None:
     table = Table()
-    lease = table.begin(11, until_len=4)
+    lease = table.begin(11, lease_end_len=4)
     assert table.leases.running() == []
     table.leases.extend(ExtendJob(*KEY, 11, 6), now=5.0)
     assert (table.leases.running(), lease.ready_s) == ([lease], 5.0)

@@ -354,7 +354,7 @@ class Draft(Base):
             self.target.leases.hand_in(replace(nodes, num_bytes=4 * len(nodes.ids)))
 
     def open(self, slot: int, ids: list[int], params: SamplingParams) -> None:
-        job = OpenJob(1, slot, tuple(ids), len(ids), params, self.answered, deliver_to="t:1", target_epoch=1)
+        job = OpenJob(1, slot, tuple(ids), len(ids), params, self.answered, target_address="t:1", target_epoch=1)
         self.grower.handle(replace(job, speculation=self.speculation))
         self.told_len[slot] = 0
 
@@ -402,7 +402,7 @@ def draft_folder(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
         (Speculation(max_draft_tokens=32), LARGE, 0.0, 10**9),
         (Speculation(num_draft_tokens=2, max_draft_tokens=32), SMALL, 0.2, 10**9),
         (Speculation(num_draft_tokens=3, max_draft_tokens=32), LARGE, 0.0, 4),
-        (Speculation(num_draft_tokens=3, max_draft_tokens=32, sequential=True), LARGE, 0.0, 10**9),
+        (Speculation(num_draft_tokens=3, max_draft_tokens=32, is_sequential=True), LARGE, 0.0, 10**9),
     ],
     ids=["fixed", "auto", "short of memory and lossy", "dies", "sequential"],
 )

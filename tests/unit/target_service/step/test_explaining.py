@@ -67,9 +67,11 @@ def check(explanation: pb.Explanation, r: Proposal, state: SamplingState, decide
     """raw: the slot's own logits [K + 1, V]."""
     tree, path, drafts = r.tree, decided.path, explanation.draft
     assert [(each.id, each.parent) for each in drafts] == list(zip(tree.ids, tree.parents, strict=True))
-    assert [node for node, each in enumerate(drafts) if each.accepted] == list(path)
+    assert [node for node, each in enumerate(drafts) if each.is_accepted] == list(path)
     drawn = {draw.node for draw in r.draws if not draw.is_one_token}
-    kinds = [pb.DRAFT_TOKEN_KIND_DRAWN if node in drawn else pb.DRAFT_TOKEN_KIND_GUESS for node in range(len(tree))]
+    kinds = [
+        pb.DRAFT_TOKEN_KIND_SAMPLED if node in drawn else pb.DRAFT_TOKEN_KIND_DETERMINISTIC for node in range(len(tree))
+    ]
     assert [each.kind for each in drafts] == kinds
     children, found = tree.children(decided.last), explanation.rejection
     if not children or decided.next_id in [tree.ids[child] for child in children]:
@@ -82,13 +84,13 @@ def check(explanation: pb.Explanation, r: Proposal, state: SamplingState, decide
     check_ranked(found.target, best(law[0]))
     assert found.target[0].id == decided.next_id or not state.params.greedy or state.params.lenience < 1.0
     if children[0] not in drawn:
-        assert not found.draft_law
-        assert [each.id for each in found.draft_guesses] == [tree.ids[child] for child in children][:NUM_BEST]
+        assert not found.draft_distribution
+        assert [each.id for each in found.deterministic_tokens] == [tree.ids[child] for child in children][:NUM_BEST]
         return
     drew = next(draw.distribution for draw in r.draws if tree.parents[draw.node] == decided.last)
     assert drew is not None
-    check_ranked(found.draft_law, best(torch.from_numpy(drew.dense_scores().copy()).log_softmax(0)))
-    assert not found.draft_guesses
+    check_ranked(found.draft_distribution, best(torch.from_numpy(drew.dense_scores().copy()).log_softmax(0)))
+    assert not found.deterministic_tokens
 
 
 @given(
@@ -131,7 +133,7 @@ def test_of_several_drafters_that_drew_there_the_first_with_a_choice_is_explaine
     for drawn in ([(law, [0]), (flat, [1])], [(table, [0]), (law, [1])]):
         proposal = dataclasses.replace(r, draws=tree_draws({-1: drawn}))
         (found,) = explained([proposal], [slot.state], [Decided((), other)], slot.logits)
-        check_ranked(found.rejection.draft_law, best(log_probs))
+        check_ranked(found.rejection.draft_distribution, best(log_probs))
 
 
 @pytest.mark.parametrize(
@@ -146,8 +148,8 @@ def test_forced_and_predicted_tokens_are_deterministic_by_name(
     other = next(i for i in range(12) if i not in ready.tree.ids)
     (found,) = explain([ExplainRequest(ready, slot.state, Decided((0,), other), 0)], slot.logits).values()
     assert {each.kind for each in found.draft} == {kind} and not found.HasField("draft_us")
-    assert not found.rejection.draft_law and found.rejection.parent == 0
-    assert [each.id for each in found.rejection.draft_guesses] == ready.tree.ids[1:]
+    assert not found.rejection.draft_distribution and found.rejection.parent == 0
+    assert [each.id for each in found.rejection.deterministic_tokens] == ready.tree.ids[1:]
 
 
 def test_a_delivery_reports_its_cost_once() -> None:

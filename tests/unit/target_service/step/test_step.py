@@ -142,7 +142,7 @@ def open_job(slot: int, ids: list[int], **options: Any) -> OpenJob:
     def respond(result: object) -> None:
         assert not isinstance(result, JobError), result
 
-    return OpenJob(1, slot, tuple(ids), len(ids), params, respond, deliver_to="nowhere:1", target_epoch=1)
+    return OpenJob(1, slot, tuple(ids), len(ids), params, respond, target_address="nowhere:1", target_epoch=1)
 
 
 class Target(Base):

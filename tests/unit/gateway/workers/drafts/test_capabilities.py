@@ -41,14 +41,14 @@ def test_a_drafter_is_offered_where_its_worker_is_known() -> None:
 
 def test_trees_need_one_worker_of_each_role_that_runs_them() -> None:
     chains: dict[str, Any] = {"attention_path": "flash"}
-    assert why_no_trees([target(trees=True), target(**chains)], [draft(trees=True)]) is None
+    assert why_no_trees([target(supports_trees=True), target(**chains)], [draft(supports_trees=True)]) is None
     assert why_no_trees([], []) is why_no_trees([target(False, **chains)], []) is None
     assert why_no_trees([target(**chains)], []) == "the target m runs on the path flash and takes chains alone"
-    why = why_no_trees([target(trees=True)], [draft(attention_path=TABLES)])
+    why = why_no_trees([target(supports_trees=True)], [draft(attention_path=TABLES)])
     assert why == "the draft m is no model and takes chains alone"
 
 
 def test_beams_need_every_connected_target() -> None:
-    assert why_no_beams([target(beams=True), target(connected=False)]) is None
-    why = why_no_beams([target(beams=True), target(attention_path="flash")])
+    assert why_no_beams([target(supports_beams=True), target(connected=False)]) is None
+    why = why_no_beams([target(supports_beams=True), target(attention_path="flash")])
     assert why == "the target m runs no token trees on the path flash, as beams need"

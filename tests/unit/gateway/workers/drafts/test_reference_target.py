@@ -22,7 +22,7 @@ def test_what_a_later_target_must_be() -> None:
         ({"model_id": "another"}, "came back as another in"),
         ({"dtype": "bfloat16"}, "in bfloat16 "),
         ({"quantization": "int8"}, "quantization int8"),
-        ({"batch_invariant": True}, "batch-invariant"),
+        ({"is_batch_invariant": True}, "batch-invariant"),
         ({"eos_token_ids": [3]}, r"ending at \[3\]"),
         ({"context_limit": 100}, "context limit is 100, the pool was started with 512"),
     ):

@@ -75,7 +75,7 @@ class Worker:
     def job(self, slot: int, prompt: Sequence[int], params: SamplingParams, answers: list[Any], **more: Any) -> OpenJob:
         grammar = self.base.service.own_vocabulary.grammars.compile(params.grammar) if params.grammar else None
         ids = tuple(prompt)
-        more = {"deliver_to": "here", "grammar": grammar, **more}
+        more = {"target_address": "here", "grammar": grammar, **more}
         return OpenJob(OWNER, slot, ids, len(ids), params, answers.append, **more)
 
 

@@ -71,6 +71,6 @@ def test_a_named_tree_is_drawn_with_its_numbers_of_siblings(shape: str) -> None:
 
 def test_drafts_of_one_answer_draw_with_numbers_of_their_own() -> None:
     """Else two of one model would say the same, and the second's draw would be tested as though it might be another."""
-    drafts = [Draft(speculation=Speculation(3, 16, place=place), **REJECTION).grow(most=1) for place in range(4)]
+    drafts = [Draft(speculation=Speculation(3, 16, draft_index=index), **REJECTION).grow(most=1) for index in range(4)]
     drawn = {tuple(draft.chain()) for draft in drafts}
     assert len(drawn) == len(drafts)

@@ -60,7 +60,7 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
         (purpose,) = purposes
         return np.array([[numbers[purpose, *key] for key in zip(at, starts, ranks, strict=True)]])
 
-    speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
+    speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, is_sequential=True)
     slot, drafter = (
         BareSlot((1, 1), [0], 1, PARAMS),
         cast(Any, SimpleNamespace(supports_trees=True, is_block_drafter=False, max_depth=128)),

@@ -40,7 +40,7 @@ def test_a_tree_of_large_distributions_is_bounded_by_their_bytes_except_for_a_fi
 
 @RULES
 def test_alternating_workers_make_nothing_past_the_next_step(rule: dict[str, Any]) -> None:
-    draft = Draft(speculation=Speculation(5, 5, sequential=True), **rule).grow()
+    draft = Draft(speculation=Speculation(5, 5, is_sequential=True), **rule).grow()
     assert set(draft.tree.kinds.values()) == {NodeKind.SAMPLED if rule == REJECTION else NodeKind.DETERMINISTIC}
     assert len(draft.tree) == 5 and draft.tree.is_chain
     assert not draft.tree.candidates(4)

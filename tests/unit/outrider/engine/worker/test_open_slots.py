@@ -51,7 +51,7 @@ def test_a_sender_that_is_ahead_receives_the_length_from_which_to_send() -> None
     slot = open_slot()
     with pytest.raises(MissingTokens, match="base_len is 6, this slot knows 4 tokens; send again from 4") as found:
         slot.commit_from(6, [9])
-    assert (found.value.known_len, slot.committed) == (4, PROMPT)
+    assert (found.value.committed_len, slot.committed) == (4, PROMPT)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_an_open_is_answered_with_its_length_or_why_not(keeper: SlotKeeper[Slot]
 
 
 @pytest.mark.parametrize(
-    ("slot_id", "base_len", "ids", "fault", "known_len", "why"),
+    ("slot_id", "base_len", "ids", "fault", "committed_len", "why"),
     [
         (7, 4, [1], JobFault.UNKNOWN_SLOT, 0, "slot 7 is not open here"),
         (1, 6, [1], JobFault.BEHIND, 4, "slot 1 knows 4 tokens"),
@@ -52,11 +52,11 @@ def test_an_open_is_answered_with_its_length_or_why_not(keeper: SlotKeeper[Slot]
     ],
 )
 def test_a_commit_that_cannot_be_changes_nothing(
-    keeper: SlotKeeper[Slot], slot_id: int, base_len: int, ids: list[int], fault: JobFault, known_len: int, why: str
+    keeper: SlotKeeper[Slot], slot_id: int, base_len: int, ids: list[int], fault: JobFault, committed_len: int, why: str
 ) -> None:
     slot, _ = opened(keeper, 1)
     error = keeper.commit(1, slot_id, base_len, ids)
-    assert isinstance(error, JobError) and (error.fault, error.known_len) == (fault, known_len)
+    assert isinstance(error, JobError) and (error.fault, error.committed_len) == (fault, committed_len)
     assert why in error.message
     assert slot is not None and slot.committed == PROMPT
 

@@ -306,7 +306,7 @@ class Workers(RuleBasedStateMachine):
         slot, request = self.pick(which)
         with pytest.raises(MissingTokens) as caught:
             slot.commit_from(len(request.worker) + 1, [1])
-        assert caught.value.known_len == len(request.worker)
+        assert caught.value.committed_len == len(request.worker)
         with pytest.raises(InvalidRequest):
             slot.commit_from(0, [1] * (request.num_prompt - 1))
         with pytest.raises(InvalidRequest):
@@ -362,7 +362,7 @@ class Workers(RuleBasedStateMachine):
         if base_len > len(request.worker):
             with pytest.raises(MissingTokens) as caught:
                 slot.commit_from(base_len, ids)
-            assert caught.value.known_len == len(request.worker)
+            assert caught.value.committed_len == len(request.worker)
             SEEN["behind"] += 1
             return False
         slot.commit_from(base_len, ids)

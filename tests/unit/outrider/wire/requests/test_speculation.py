@@ -63,8 +63,8 @@ def test_depth_and_chains_within_a_budget() -> None:
 def test_a_message_brings_the_same_parameters() -> None:
     for sent in (
         Speculation(),
-        Speculation("auto", 8, PAIRS, place=7, explain=True),
-        Speculation(5, 8, None, DraftLogprobs.TOPK, 16, sequential=True),
+        Speculation("auto", 8, PAIRS, draft_index=7, explain=True),
+        Speculation(5, 8, None, DraftLogprobs.TOPK, 16, is_sequential=True),
     ):
         assert Speculation.from_proto(sent.to_proto(), 300) == sent
     assert Speculation.from_proto(pb.Speculation(), 300).draft_topk == DEFAULT_TOPK
@@ -76,7 +76,7 @@ def test_a_message_brings_the_same_parameters() -> None:
         (Speculation(9, 8), "num_draft_tokens is 9, must be from 0 to 8"),
         (Speculation("auto", 65), "max_draft_tokens is 65, must be from 0 to 64"),
         (Speculation("auto", 5, PAIRS), "nodes of tree is 6, must be from 0 to 5"),
-        (Speculation("auto", 8, place=8), "place is 8, must be from 0 to 7"),
+        (Speculation("auto", 8, draft_index=8), "draft_index is 8, must be from 0 to 7"),
         (Speculation("auto", 8, draft_topk=301), "draft_topk is 301, must be from 0 to 300"),
         (Speculation("auto", 8, None, DraftLogprobs.TOPK, 0), "draft_topk is 0, must be from 1 to 300"),
     ],

@@ -47,7 +47,7 @@ def test_rows_of_different_support() -> None:
     log_probs = torch.cat([laws(1, n, n)[0] for n in (1, 7, 3)])
     ids = log_probs.argmax(dim=1).tolist()
     rows = encode_rows(log_probs, prefer_sparse=True)
-    assert isinstance(rows, SparseDistributions) and rows.row_sizes == (1, 7, 3)
+    assert isinstance(rows, SparseDistributions) and rows.support_sizes == (1, 7, 3)
     assert torch.equal(decode_rows(rows, VOCAB, ids), log_probs)
 
 
@@ -72,8 +72,8 @@ def sparse_message(sizes: tuple[int, ...] = (1, 2), num_ids: int = 3, num_probs:
     return pb.TokenDistributions(
         vocab_size=VOCAB,
         sparse_ids=int32_tensor(b"\0" * 4 * num_ids, (num_ids,)),
-        sparse_log_probs=float32_tensor(b"\0" * 4 * num_probs, (num_probs,)),
-        row_sizes=sizes,
+        sparse_logprobs=float32_tensor(b"\0" * 4 * num_probs, (num_probs,)),
+        support_sizes=sizes,
     )
 
 
@@ -81,7 +81,7 @@ def sparse_message(sizes: tuple[int, ...] = (1, 2), num_ids: int = 3, num_probs:
     "message, named",
     [
         (pb.TokenDistributions(), "vocab_size is 0"),
-        (pb.TokenDistributions(vocab_size=VOCAB), "row_sizes has 0"),
+        (pb.TokenDistributions(vocab_size=VOCAB), "support_sizes has 0"),
         (pb.TokenDistributions(vocab_size=VOCAB + 1, dense=dense_message().dense), "vocab_size is 51"),
         (dense_message(dtype=pb.TENSOR_DTYPE_INT32), "dense has dtype 2"),
         (dense_message(dtype=pb.TENSOR_DTYPE_UNSPECIFIED), "dense has dtype 0"),
@@ -90,12 +90,12 @@ def sparse_message(sizes: tuple[int, ...] = (1, 2), num_ids: int = 3, num_probs:
         (dense_message(shape=()), "shape ()"),
         (dense_message(data=b""), "0 bytes"),
         (dense_message(data=b"\0" * 401), "401 bytes"),
-        (sparse_message(sizes=(1, 2, 3)), "row_sizes has 3"),
+        (sparse_message(sizes=(1, 2, 3)), "support_sizes has 3"),
         (sparse_message(sizes=(0, 3)), "each must be from 1 to 50"),
         (sparse_message(sizes=(1, 51)), "each must be from 1 to 50"),
         (sparse_message(sizes=(1, 1)), "shape (3,), expected (2,)"),
         (sparse_message(num_ids=2), "sparse_ids has shape (2,)"),
-        (sparse_message(num_probs=4), "sparse_log_probs has shape (4,)"),
+        (sparse_message(num_probs=4), "sparse_logprobs has shape (4,)"),
     ],
 )
 def test_malformed_messages(message: pb.TokenDistributions, named: str) -> None:
