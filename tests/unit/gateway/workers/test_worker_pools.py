@@ -29,7 +29,7 @@ async def test_members_come_and_go_with_the_membership(pools: Pools) -> None:
     assert (set(chat.drafts), set(code.drafts)) == ({"c"}, {"c", "d"})
     kept, shared = chat.targets["a"], chat.drafts["c"]
     assert shared is code.drafts["c"]
-    pools.update(Membership((CHAT, CODE, SMALL), members("chat/a", "code/b", "code/e", "small/c", draining=True)))
+    pools.update(Membership((CHAT, CODE, SMALL), members("chat/a", "code/b", "code/e", "small/c", is_draining=True)))
     assert chat.targets["a"] is kept, "its link goes on"
     assert kept.is_draining
     assert set(code.targets) == {"b", "e"}
