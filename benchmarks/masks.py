@@ -19,7 +19,7 @@ import numpy as np
 import tokenizers
 
 from benchmarks.common import DEMO_TARGET, Report, parser
-from gateway.grammars import of_schema
+from gateway.grammars import create_schema_grammar
 from outrider.engine.sampling.grammar_state import Grammars, GrammarState
 
 SMALL, LARGE = 4096, 262_144
@@ -75,7 +75,7 @@ class MaskTimes:
 
 def mask_times(tokenizer_json: str, vocab_size: int, eos_token_id: int) -> MaskTimes:
     """Time masks along random outputs: of each, tokens drawn evenly from what is allowed."""
-    texts = [of_schema(dict(schema), "schema", strict=False) for schema in SCHEMAS.values()]
+    texts = [create_schema_grammar(dict(schema), "schema", strict=False) for schema in SCHEMAS.values()]
     chance = np.random.default_rng(0)
     began = time.perf_counter()
     grammars = Grammars(tokenizer_json.encode(), vocab_size, [eos_token_id])

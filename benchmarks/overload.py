@@ -53,7 +53,7 @@ def add_latencies(report: Report, baseline: Sequence[RequestOutcome], overload: 
     """Add the table and return the violations."""
     rows, violations = [], []
     for name, latency in LATENCIES.items():
-        before, during = ([latency(asked) for asked in phase if asked.whole] for phase in (baseline, overload))
+        before, during = ([latency(asked) for asked in phase if asked.is_complete] for phase in (baseline, overload))
         for share in SHARES:
             one, other = quantile(before, share), quantile(during, share)
             rows.append([f"{name}, p{100 * share:.0f}", f"{1e3 * one:.0f}", f"{1e3 * other:.0f}", f"{other / one:.2f}"])
@@ -66,7 +66,7 @@ def add_latencies(report: Report, baseline: Sequence[RequestOutcome], overload: 
 def add_outcomes(report: Report, phases: dict[str, Sequence[RequestOutcome]], seconds: dict[str, float]) -> list[str]:
     rows, violations = [], []
     for name, phase in phases.items():
-        whole, refused = [each for each in phase if each.whole], [each for each in phase if each.refused]
+        whole, refused = [each for each in phase if each.is_complete], [each for each in phase if each.is_refused]
         waited = [1e3 * each.total_s for each in refused]
         asked_to_wait = Counter(each.retry_after for each in refused)
         faults = [each.fault for each in phase if each.fault is not None]
@@ -118,7 +118,7 @@ def windows(phase: Sequence[RequestOutcome]) -> list[float]:
     by_window: list[list[float]] = [[] for _ in range(max(1, count))]
     for asked in phase:
         index = int((asked.sent_s - from_s) / WINDOW_S)
-        if asked.whole and index < len(by_window):
+        if asked.is_complete and index < len(by_window):
             by_window[index].append(asked.total_s)
     return [quantile(each, 0.5) for each in by_window]
 
@@ -132,7 +132,7 @@ def add_recovery(report: Report, baseline: Sequence[RequestOutcome], afterwards:
     if recovered is None:
         report.text(f"In no window of {WINDOW_S:g} s afterwards was the median one of the baseline's, {spread}.")
         return ["latency did not recover"]
-    later = [each.total_s for each in afterwards[len(afterwards) // 2 :] if each.whole]
+    later = [each.total_s for each in afterwards[len(afterwards) // 2 :] if each.is_complete]
     report.text(
         f"Windows of {WINDOW_S:g} s have medians of {spread} in the baseline. Afterwards, window {recovered + 1} is "
         f"within that again: {1e3 * after[recovered]:.0f} ms, for requests sent {recovered * WINDOW_S:g} to "
@@ -148,7 +148,7 @@ def add_recovery(report: Report, baseline: Sequence[RequestOutcome], afterwards:
 
 
 def add_rates(report: Report, rate: float, overload: Sequence[RequestOutcome], seconds: float) -> list[str]:
-    served = sum(each.whole for each in overload) / seconds
+    served = sum(each.is_complete for each in overload) / seconds
     report.text(f"Answered under overload: {served:.1f} a second, {served / rate:.2f} of the sustainable rate.")
     return [f"only {served / rate:.2f} of the sustainable rate was answered"] if served < LEAST_SERVED * rate else []
 
@@ -162,11 +162,11 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
         in_own_process(closed_loop, load, options.max_running, options.closed_s / 3)  # warm
         closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
         took_s = max(each.ended_s for each in closed) - closed[0].sent_s
-        rate = sum(each.whole for each in closed) / took_s
+        rate = sum(each.is_complete for each in closed) / took_s
         report.text(
             f"Sustainable: {rate:.1f} requests a second, from a closed loop of {options.max_running}, whose whole "
             f"answers take {1e3 * quantile([each.total_s for each in closed], 0.5):.0f} ms (median) and first tokens "
-            f"{1e3 * quantile([each.first_token_s for each in closed if each.whole], 0.5):.0f} ms."
+            f"{1e3 * quantile([each.first_token_s for each in closed if each.is_complete], 0.5):.0f} ms."
         )
         seconds = {"baseline": options.seconds, "overload": options.seconds, "afterwards": options.seconds / 2}
         factors = (options.baseline, options.times, options.baseline)

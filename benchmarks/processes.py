@@ -78,7 +78,7 @@ def ended_with_block(children: list[Child]) -> Iterator[list[Child]]:
         yield children
     finally:
         for child in reversed(children):
-            child.ask_to_stop()
+            child.request_stop()
         for child in reversed(children):
             child.stop(grace_s=15.0)
             child.close()

@@ -183,8 +183,8 @@ def add_acceptance(report: Report, acceptance: Acceptance) -> list[str]:
 
 
 def add_requests(report: Report, asked: Sequence[RequestOutcome]) -> list[str]:
-    whole = [each for each in asked if each.whole]
-    ends = [each for each in asked if not each.whole]
+    whole = [each for each in asked if each.is_complete]
+    ends = [each for each in asked if not each.is_complete]
     took_s = asked[-1].sent_s - asked[0].sent_s
     rows, violations = [], []
     for (name, latency), share in itertools.product(LATENCIES.items(), (0.5, 0.99)):
@@ -206,7 +206,7 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
     with running(*pair, gateway, with_ray=not options.no_ray) as endpoints:
         load = Load(f"http://{endpoints.http}", prompts, options.max_tokens)
         closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
-        full = sum(each.whole for each in closed) / (max(each.ended_s for each in closed) - closed[0].sent_s)
+        full = sum(each.is_complete for each in closed) / (max(each.ended_s for each in closed) - closed[0].sent_s)
         rate, seconds = full * options.share, 60.0 * options.minutes
         report.text(
             f"{rate:.1f} requests a second, {100 * options.share:g} % of the {full:.1f} of a closed loop of "

@@ -46,7 +46,7 @@ def is_limited() -> bool:
     return False
 
 
-def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
+def lock_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
     """Lock the `count` least occupied of the offered cores until this process ends. Return them; all of them if fewer
     are offered.
 
@@ -59,16 +59,16 @@ def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] |
     if offered is None:
         offered = frozenset(os.sched_getaffinity(0))
     cores = sorted(offered)
-    taken: set[int] = set()
+    locked: set[int] = set()
     for level in itertools.count():
         for core in cores:
-            if len(taken) >= min(count, len(cores)):
-                return frozenset(taken)
-            if core in taken:
+            if len(locked) >= min(count, len(cores)):
+                return frozenset(locked)
+            if core in locked:
                 continue
             lock = folders.try_lock(folder / f"core-{core}.{level}")  # stays open for the life of the process
             if lock is not None:
-                taken.add(core)
+                locked.add(core)
     raise AssertionError("some level is free")
 
 
@@ -182,7 +182,7 @@ class WorkerActor:
         try:
             node_drain.listen(Path(folder), drain, limit_s)
         except OSError as error:
-            log.warning("the %s worker will not hear of its node's end: %s", self._spec.role, error)
+            log.warning("the %s worker will not be notified of its node's end: %s", self._spec.role, error)
 
     def _watch(self) -> None:
         """End the process when the engine ends by itself, so that Ray starts another."""
@@ -239,7 +239,7 @@ def _cores_here(num_cores: int | None) -> str | None:
     if num_cores is None or is_limited():
         return None
     try:
-        return format_cores(take_cores(num_cores))
+        return format_cores(lock_cores(num_cores))
     except ConfigError as error:
         log.warning("this worker is pinned to no cores: %s", error.message)
         return None

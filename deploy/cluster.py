@@ -41,13 +41,13 @@ class Cluster:
 
     def __init__(self, address: str | None) -> None:
         """Prepare to join the running cluster at `address`; None = start Ray on this machine."""
-        self._wanted = address
+        self._address = address
         self._folder: str | None = None
 
     @property
     def is_ours(self) -> bool:
         """Whether this process starts the cluster; False = it joins a running one."""
-        return self._wanted is None
+        return self._address is None
 
     def __enter__(self) -> Cluster:
         if self.is_ours:
@@ -78,20 +78,20 @@ class Cluster:
 
     def nodes(self) -> list[ClusterNode]:
         """Return the resources of each running machine, used or not."""
-        return [_node(node["Resources"], node["Labels"]) for node in _living()]
+        return [_node(node["Resources"], node["Labels"]) for node in _alive_nodes()]
 
     def free(self) -> list[ClusterNode]:
         """Return the free resources of each running machine."""
         from ray._private.state import available_resources_per_node
 
         free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
-        return [_node(free.get(node["NodeID"], {}), node["Labels"]) for node in _living()]
+        return [_node(free.get(node["NodeID"], {}), node["Labels"]) for node in _alive_nodes()]
 
     def local_cores(self) -> frozenset[int] | None:
         """Return the CPU cores of this machine if it is the cluster's only one; None if workers may run on other
         machines.
         """
-        nodes = _living()
+        nodes = _alive_nodes()
         if len(nodes) != 1 or nodes[0]["NodeID"] != _ray().get_runtime_context().get_node_id():
             return None
         return frozenset(os.sched_getaffinity(0))
@@ -99,8 +99,8 @@ class Cluster:
     def _start(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         local: dict[str, Any] = {}
-        if self._wanted not in (None, "auto"):
-            check_reachable(str(self._wanted))
+        if self._address not in (None, "auto"):
+            check_reachable(str(self._address))
         if self.is_ours:
             os.environ.update({**_LOCAL_ENVIRONMENT, **own_authentication(os.environ)})
             self._folder = tempfile.mkdtemp(prefix="outrider-", dir=parent_for_sockets(RAY_SOCKET))
@@ -114,7 +114,7 @@ class Cluster:
         try:
             self._init(local)
         except Exception as error:
-            where = f"at {self._wanted!r}"
+            where = f"at {self._address!r}"
             if self.is_ours:
                 where = "on this machine"
             raise ConfigError(f"no Ray {where}: {_reason(error)}; start one, or use --no-ray") from error
@@ -127,7 +127,7 @@ class Cluster:
         job_config = _ray().job_config.JobConfig(_client_job=sys.flags.safe_path)
         options = {**local, "job_config": job_config}
         try:
-            _ray().init(address=self._wanted or "local", namespace=NAMESPACE, **options)
+            _ray().init(address=self._address or "local", namespace=NAMESPACE, **options)
         except Exception as error:  # Ray raises no class of its own for it
             if not self.is_ours or "timed out during startup" not in str(error):
                 raise
@@ -180,7 +180,7 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _living() -> list[dict[str, Any]]:
+def _alive_nodes() -> list[dict[str, Any]]:
     return [node for node in _ray().nodes() if node["Alive"]]
 
 

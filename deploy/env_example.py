@@ -84,8 +84,16 @@ _PARTS: dict[str, tuple[str, type[GatewayConfig] | type[DraftConfig] | type[Targ
             "metrics_port",
         ),
     ),
-    "target": ("Of every target pool; what the file of pools says wins.", TargetConfig, ("model", "host", "port")),
-    "draft": ("Of every draft pool; what the file of pools says wins.", DraftConfig, ("model", "host", "port")),
+    "target": (
+        "Of every target pool; values in the file of pools override these.",
+        TargetConfig,
+        ("model", "host", "port"),
+    ),
+    "draft": (
+        "Of every draft pool; values in the file of pools override these.",
+        DraftConfig,
+        ("model", "host", "port"),
+    ),
 }
 """By part: a remark, the class of its settings, and the names of settings that docker-compose.yml or the file of pools
 sets."""
@@ -106,7 +114,7 @@ def env_example() -> str:
         for name in cls.model_fields:
             description = cls.model_fields[name].description or ""
             if name in elsewhere:
-                description += f" Not from here: {_WHERE[role]} says it."
+                description += f" Not from here: {_WHERE[role]} sets it."
             parts.append(_setting(cls, name, description))
     return "\n".join(parts)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from deploy.actors import StartedActor, StartFailure
-from deploy.pool_member import DRAINING, ROLES, SERVING, STARTING, PoolMember, Replica, trouble_of
+from deploy.pool_member import DRAINING, ROLES, SERVING, STARTING, PoolMember, Replica, describe_fault
 from deploy.ray_workers import ActorLost
 from deploy.sightings import PERIOD_S, Sighting
 from deploy.sizes import Census, PoolLoads, PoolSizes
@@ -52,7 +52,7 @@ class Calls(Protocol):
 
     def watch(self, member: str, role: Role, address: str) -> None: ...
     def forget(self, member: str) -> None: ...
-    def take(self) -> list[Sighting]: ...
+    def read_sightings(self) -> list[Sighting]: ...
 
 
 class Fleet:
@@ -63,23 +63,23 @@ class Fleet:
         pools: Iterable[Pool],
         scaling: ScalingConfig,
         workers: Workers,
-        eyes: Calls,
+        calls: Calls,
         report: Callable[[str, str, str], None],
-        room: Callable[[Pool], str | None] = lambda pool: None,
+        why_full: Callable[[Pool], str | None] = lambda pool: None,
         clock: Callable[[], float] = time.monotonic,
         *,
         needs_drafts: bool = False,
     ) -> None:
         """Prepare the workers of `pools`; none is started yet.
 
-        scaling: settings for sizes by load. workers: creates and finds the actors. eyes: calls the workers. report:
-        called with a part, its state and a detail, for users. room: returns the reason why there is no room for another
-        worker of a pool; None if there is room. clock: returns monotonic seconds. needs_drafts: whether the start fails
-        if a draft cannot start, as it does for a target.
+        scaling: settings for sizes by load. workers: creates and finds the actors. calls: calls the workers. report:
+        called with a part, its state and a detail, for users. why_full: returns the reason why there is no room for
+        another worker of a pool; None if there is room. clock: returns monotonic seconds. needs_drafts: whether the
+        start fails if a draft cannot start, as it does for a target.
         """
         self._pools = {pool.name: pool for pool in pools}
         self._workers = workers
-        self._eyes = eyes
+        self._calls = calls
         self._report = report
         self._clock = clock
         self._spared: set[str] = set()
@@ -87,7 +87,7 @@ class Fleet:
         self._notice_s = NOTICE_S
         self._is_ending = False
         self._loads = PoolLoads()
-        self._sizes = PoolSizes(self._pools, scaling, self._loads, self._census, room, report)
+        self._sizes = PoolSizes(self._pools, scaling, self._loads, self._census, why_full, report)
         self._members: dict[str, PoolMember] = {}
         self._ending: list[PoolMember] = []
         self._not_before_s: dict[str, float] = {}
@@ -111,8 +111,8 @@ class Fleet:
         for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
             self._members[name] = PoolMember(name, pool, worker, is_adopted=True, may_be_used=True)
         for pool in self._pools.values():
-            num_adopted = len(self._of(pool))
-            self._sizes.wanted[pool.name] = max(pool.count, min(num_adopted, pool.max))
+            num_adopted = len(self._members_of(pool))
+            self._sizes.desired_counts[pool.name] = max(pool.count, min(num_adopted, pool.max))
         self._reconcile()
 
     def is_ready(self) -> bool:
@@ -142,7 +142,7 @@ class Fleet:
         """
         now_s = self._clock()
         reports = list(reports)
-        self._look(now_s, reports)
+        self._update(now_s, reports)
         self._count_ends(now_s)
         for member in self.members:
             self._follow(member, now_s)
@@ -164,14 +164,14 @@ class Fleet:
 
         pool: name of the pool; empty = report all pools. May be called on any thread.
         """
-        return self._sizes.ask(pool, count)
+        return self._sizes.request_size(pool, count)
 
     def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.WorkerList | None:
         """Drain every worker. Return the last membership. notice_s: seconds until all gateways have it."""
         self._is_ending = True
         self._notice_s = notice_s
         for pool in self._all_pools():
-            self._sizes.wanted[pool.name] = 0
+            self._sizes.desired_counts[pool.name] = 0
         for member in self.members:
             self._drain(member)
         return self._changed()
@@ -179,45 +179,45 @@ class Fleet:
     def is_idle(self, reports: Iterable[registry_pb2.GatewayReport] = ()) -> bool:
         """Return whether no request runs on any worker, after `drain_all`. reports: the gateways' reports."""
         now_s = self._clock()
-        self._look(now_s, reports)
+        self._update(now_s, reports)
         return all(self._is_unused(member, now_s) for member in self.members)
 
-    def end_all(self, but_what_was_there: bool = False) -> None:
+    def end_all(self, keeps_adopted: bool = False) -> None:
         """Stop all workers at the same time, and kill those that do not stop within seconds.
 
-        but_what_was_there: whether workers of an earlier launcher go on running, since this launcher's own start has
+        keeps_adopted: whether workers of an earlier launcher go on running, since this launcher's own start has
         failed.
         """
         for member in self.members:
-            if not (but_what_was_there and member.is_adopted):
+            if not (keeps_adopted and member.is_adopted):
                 self._begin_end(member)
         while self._ending:
             self._end_stopped(self._clock())
             time.sleep(0.02)
 
-    def _look(self, now_s: float, reports: Iterable[registry_pb2.GatewayReport]) -> None:
+    def _update(self, now_s: float, reports: Iterable[registry_pb2.GatewayReport]) -> None:
         for member in self.members:
             self._read_actor(member, now_s)
-        for seen in self._eyes.take():
-            self._see(seen)
-        heard = set[str]()
+        for sighting in self._calls.read_sightings():
+            self._record(sighting)
+        reachable = set[str]()
         for report in reports:
-            heard.update(report.responsive_workers)
-        self._spare(heard, now_s)
+            reachable.update(report.responsive_workers)
+        self._spare(reachable, now_s)
 
-    def _spare(self, heard: set[str], now_s: float) -> None:
+    def _spare(self, reachable: set[str], now_s: float) -> None:
         """Do not count a missing reply of workers if the launcher itself may be cut off.
 
-        heard: names of workers that reply to gateways. A worker without a reply is spared if it is among them, or if no
-        worker replies.
+        reachable: names of workers that reply to gateways. A worker without a reply is spared if it is among them, or
+        if no worker replies.
         """
         is_cut_off = self._is_cut_off(now_s)
         spared = set[str]()
         for member in self.members:
             if member.hanging_since_s is None or member.failing_since_s is None:
                 continue
-            is_heard = member.is_silent and member.name in heard
-            if now_s - member.failing_since_s < _LOST_AFTER_S or not (is_cut_off or is_heard):
+            is_reachable = member.is_silent and member.name in reachable
+            if now_s - member.failing_since_s < _LOST_AFTER_S or not (is_cut_off or is_reachable):
                 continue
             if member.name not in self._spared:
                 why = "it answers a gateway"
@@ -235,7 +235,7 @@ class Fleet:
         num_placed = 0
         for member in self.members:
             num_placed += member.started is not None
-            if member.seen_at_s is not None and now_s - member.seen_at_s <= _LOST_AFTER_S:
+            if member.last_reply_at_s is not None and now_s - member.last_reply_at_s <= _LOST_AFTER_S:
                 return False
         return num_placed >= 2
 
@@ -247,8 +247,10 @@ class Fleet:
         ):
             member.end_life()
         if isinstance(answer, StartedActor):
-            member.started, member.epoch, member.is_watched = answer, answer.epoch, True
-            self._eyes.watch(member.name, member.pool.role, answer.address)
+            member.started = answer
+            member.epoch = answer.epoch
+            member.is_watched = True
+            self._calls.watch(member.name, member.pool.role, answer.address)
         elif isinstance(answer, StartFailure) and self._is_kept(member):
             self._try_later(member, answer.message, now_s)
         elif isinstance(answer, StartFailure):
@@ -257,7 +259,7 @@ class Fleet:
             error = Unavailable(f"the process of {member.name} ended for good: {answer.message}")
             self._not_started(member, error, now_s)
         elif isinstance(answer, ActorLost):
-            member.ask_at_s = now_s + PERIOD_S
+            member.query_at_s = now_s + PERIOD_S
 
     def _count_ends(self, now_s: float) -> None:
         """Count the ends of processes during their first start, once a second.
@@ -290,12 +292,12 @@ class Fleet:
     def _is_done_starting(self, pool: Pool, now_s: float) -> bool:
         """Return whether the start need not wait for `pool`: its workers serve, or are drafts that cannot start."""
         num_serving = len(self._census(pool).serving)
-        num_wanted = self._sizes.wanted[pool.name]
-        if num_serving >= num_wanted or self._is_needed(pool):
-            return num_serving >= num_wanted
-        num_failed = len([member for member in self._of(pool) if member.why])
+        num_desired = self._sizes.desired_counts[pool.name]
+        if num_serving >= num_desired or self._is_needed(pool):
+            return num_serving >= num_desired
+        num_failed = len([member for member in self._members_of(pool) if member.why])
         is_late = now_s - self._began_s >= START_TIMEOUT_S
-        return num_serving + num_failed >= num_wanted or pool.name in self._not_before_s or is_late
+        return num_serving + num_failed >= num_desired or pool.name in self._not_before_s or is_late
 
     def _is_kept(self, member: PoolMember) -> bool:
         """Return whether the worker is started again and again after a life that did not start."""
@@ -326,45 +328,52 @@ class Fleet:
             log.error("%s does not start%s: %s", member.name, again, why)
         member.record_failed_start(why, now_s)
 
-    def _see(self, seen: Sighting) -> None:
+    def _record(self, sighting: Sighting) -> None:
         """Record the outcome of a call of a worker."""
-        member = self._members.get(seen.member)
-        if member is None or not member.is_watched or member.started is None or member.started.address != seen.address:
+        member = self._members.get(sighting.member)
+        if (
+            member is None
+            or not member.is_watched
+            or member.started is None
+            or member.started.address != sighting.address
+        ):
             return  # of another life, or given up
-        member.is_silent = seen.info is None and seen.refusal is None
+        member.is_silent = sighting.info is None and sighting.refusal is None
         if not member.is_silent:
-            member.seen_at_s = seen.at_s
-        if seen.info is not None and seen.info.epoch != member.started.epoch:
+            member.last_reply_at_s = sighting.at_s
+        if sighting.info is not None and sighting.info.epoch != member.started.epoch:
             self._lose(member, "it has another life")
             member.end_life()
             return
-        trouble = trouble_of(seen)
-        if trouble is not None:
-            self._fail(member, seen, trouble)
-        if seen.info is None:
+        fault = describe_fault(sighting)
+        if fault is not None:
+            self._fail(member, sighting, fault)
+        if sighting.info is None:
             return
-        member.info, member.info_at_s = seen.info, seen.at_s
-        if trouble is not None:
+        member.info = sighting.info
+        member.info_at_s = sighting.at_s
+        if fault is not None:
             return
-        member.num_failures, member.may_be_used = 0, True
+        member.num_failures = 0
+        member.may_be_used = True
         member.failing_since_s = member.hanging_since_s = None
-        self._loads.add_info(member.name, seen.info, seen.at_s)
+        self._loads.add_info(member.name, sighting.info, sighting.at_s)
         if member.state == STARTING:
             if member.has_served:
                 log.info("%s at %s is back", member.name, member.started.address)
             member.record_serving()
             self._report(member.name, "ready", member.started.address)
 
-    def _fail(self, member: PoolMember, seen: Sighting, trouble: str) -> None:
+    def _fail(self, member: PoolMember, sighting: Sighting, fault: str) -> None:
         member.num_failures += 1
-        member.failing_since_s = member.failing_since_s or seen.at_s
-        if seen.refusal is not None:
+        member.failing_since_s = member.failing_since_s or sighting.at_s
+        if sighting.refusal is not None:
             member.hanging_since_s = None
         else:
-            member.hanging_since_s = member.hanging_since_s or seen.at_s
-        is_refused = seen.info is None and not seen.is_silent
-        if seen.at_s - member.failing_since_s >= _LOST_AFTER_S or (is_refused and member.num_failures > 1):
-            self._lose(member, trouble)
+            member.hanging_since_s = member.hanging_since_s or sighting.at_s
+        is_refused = sighting.info is None and not sighting.is_silent
+        if sighting.at_s - member.failing_since_s >= _LOST_AFTER_S or (is_refused and member.num_failures > 1):
+            self._lose(member, fault)
 
     def _lose(self, member: PoolMember, why: str) -> None:
         """Record that a worker cannot be used until its actor has reported its address, and the worker replies
@@ -374,19 +383,20 @@ class Fleet:
             log.warning("%s at %s is lost: %s", member.name, member.started and member.started.address, why)
             self._report(member.name, "lost", why)
             member.state = STARTING
-        self._eyes.forget(member.name)
+        self._calls.forget(member.name)
         self._loads.forget(member.name)
-        member.is_watched, member.num_failures = False, 0
-        member.worker.ask()
+        member.is_watched = False
+        member.num_failures = 0
+        member.worker.query()
 
     def _follow(self, member: PoolMember, now_s: float) -> None:
-        if member.ask_at_s is not None and now_s >= member.ask_at_s:
-            member.ask_at_s = None
-            member.worker.ask()
+        if member.query_at_s is not None and now_s >= member.query_at_s:
+            member.query_at_s = None
+            member.worker.query()
         if member.retry_at_s is not None and now_s >= member.retry_at_s:
             member.retry_at_s = None
             member.worker.restart()
-            member.ask_at_s = now_s + PERIOD_S
+            member.query_at_s = now_s + PERIOD_S
         if member.state == DRAINING:
             if self._is_unused(member, now_s):
                 self._report(member.name, "ended", "it has drained")
@@ -394,7 +404,7 @@ class Fleet:
             elif now_s - member.draining_since_s >= DRAIN_LIMIT_S:
                 self._report(member.name, "ended", "its answers took too long")
                 self._begin_end(member)
-        elif member.hangs(now_s, HUNG_AFTER_S):
+        elif member.is_hung(now_s, HUNG_AFTER_S):
             log.warning("%s has hung for %.0f s: its process is ended", member.name, HUNG_AFTER_S)
             member.failing_since_s = member.hanging_since_s = None
             member.worker.restart()
@@ -404,7 +414,7 @@ class Fleet:
 
         Only a reply from after the notice counts: until then gateways may open slots on the worker.
         """
-        if not member.may_be_used or member.hangs(now_s, HUNG_AFTER_S):
+        if not member.may_be_used or member.is_hung(now_s, HUNG_AFTER_S):
             return True
         return member.is_idle_since(member.draining_since_s + self._notice_s)
 
@@ -412,7 +422,8 @@ class Fleet:
         if not member.may_be_used:
             self._begin_end(member)
         elif member.state != DRAINING:
-            member.state, member.draining_since_s = DRAINING, self._clock()
+            member.state = DRAINING
+            member.draining_since_s = self._clock()
             address = ""
             if member.started is not None:
                 address = member.started.address
@@ -420,7 +431,7 @@ class Fleet:
 
     def _begin_end(self, member: PoolMember) -> None:
         del self._members[member.name]
-        self._eyes.forget(member.name)
+        self._calls.forget(member.name)
         self._loads.forget(member.name)
         member.worker.begin_stop()
         member.stopping_since_s = self._clock()
@@ -436,15 +447,16 @@ class Fleet:
     def _reconcile(self) -> None:
         """Start missing workers, of which draining ones are taken back first, and drain workers that are too many."""
         for pool in self._all_pools():
-            active, draining = list[PoolMember](), list[PoolMember]()
-            for member in self._of(pool):
+            active = list[PoolMember]()
+            draining = list[PoolMember]()
+            for member in self._members_of(pool):
                 if member.state == DRAINING:
                     draining.append(member)
                 else:
                     active.append(member)
-            num_missing = self._sizes.wanted[pool.name] - len(active)
+            num_missing = self._sizes.desired_counts[pool.name] - len(active)
             for member in draining[: max(0, num_missing)]:
-                self._take_back(member)
+                self._cancel_drain(member)
                 num_missing -= 1
             if num_missing > 0 and self._clock() >= self._not_before_s.get(pool.name, -1.0):
                 for _ in range(num_missing):
@@ -453,19 +465,19 @@ class Fleet:
             for member in active[: max(0, -num_missing)]:
                 self._drain(member)
 
-    def _take_back(self, member: PoolMember) -> None:
+    def _cancel_drain(self, member: PoolMember) -> None:
         """Use a draining worker again, at once if its last reply is good. Its actor is not part of the drain."""
         member.state = STARTING
-        if member.is_well:
+        if member.is_healthy:
             member.state = SERVING
             if member.started is not None:
                 self._report(member.name, "ready", member.started.address)
 
     def _free_name(self, pool: Pool) -> str:
-        taken = {*self._members, *(member.name for member in self._ending)}
+        used_names = {*self._members, *(member.name for member in self._ending)}
         for index in range(2 * MAX_COUNT):
             name = pool.member(index)
-            if name not in taken:
+            if name not in used_names:
                 return name
         raise AssertionError("a pool has no more than MAX_COUNT workers, and as many that end")
 
@@ -508,12 +520,12 @@ class Fleet:
     def _all_pools(self) -> list[Pool]:
         return list(self._pools.values())
 
-    def _of(self, pool: Pool) -> list[PoolMember]:
+    def _members_of(self, pool: Pool) -> list[PoolMember]:
         return [member for member in self._members.values() if member.pool is pool]
 
     def _census(self, pool: Pool) -> Census:
         names: dict[int, list[str]] = {STARTING: [], SERVING: [], DRAINING: []}
-        for member in self._of(pool):
+        for member in self._members_of(pool):
             names[member.state].append(member.name)
         return Census(names[SERVING], len(names[STARTING]), len(names[DRAINING]))
 

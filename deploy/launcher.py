@@ -25,7 +25,7 @@ from typing import TextIO
 from deploy.actors import StartedActor
 from deploy.cluster import Cluster
 from deploy.fleet import NOTICE_S, Fleet
-from deploy.placement import Placement, check_fits, place
+from deploy.placement import Placement, check_capacity, place
 from deploy.pool_member import SERVING, PoolMember
 from deploy.ray_workers import RayWorkers
 from deploy.registry import Registry, reachable
@@ -112,21 +112,21 @@ class Launcher:
 
     def _serve(self, cluster: Cluster, address: str) -> None:
         placements = self._place(cluster)
-        eyes = WorkerCalls(self._registry.loop, self._certificates, self._stop_flag.notify)
+        calls = WorkerCalls(self._registry.loop, self._certificates, self._stop_flag.notify)
         workers = RayWorkers(
             self._run,
             lambda pool: self._placement_of(pool, placements, cluster),
-            lasting=self._ray_config.name is not None,
-            local=cluster.is_ours,
+            is_lasting=self._ray_config.name is not None,
+            is_local=cluster.is_ours,
             folder=cluster.folder,
         )
         fleet = self._fleet = Fleet(
             self._config.pools,
             self._config.scaling,
             workers,
-            eyes,
+            calls,
             self.progress,
-            lambda pool: self._why_no_room(pool, placements, cluster),
+            lambda pool: self._why_full(pool, placements, cluster),
             needs_drafts=self._needs_drafts,
         )
         try:
@@ -137,7 +137,7 @@ class Launcher:
             self._end(fleet)
             raise
         except BaseException:  # workers of an earlier launcher go on serving gateways
-            fleet.end_all(but_what_was_there=True)
+            fleet.end_all(keeps_adopted=True)
             raise
         self._end(fleet)
 
@@ -174,10 +174,10 @@ class Launcher:
     def _placements(self, pools: Sequence[Pool], cluster: Cluster) -> dict[str, Placement]:
         nodes = cluster.nodes()
         placements = place(replace(self._config, pools=tuple(pools)), nodes, cluster.local_cores())
-        wanted = {pool.setting: (placements[pool.name], pool.count) for pool in pools}
-        check_fits(wanted, nodes, "has")
+        required = {pool.setting: (placements[pool.name], pool.count) for pool in pools}
+        check_capacity(required, nodes, "has")
         if self._ray_config.name is None:  # else workers of an earlier launcher may take the room
-            check_fits(wanted, cluster.free(), "has free")
+            check_capacity(required, cluster.free(), "has free")
         return placements
 
     def _placement_of(self, pool: Pool, placements: dict[str, Placement], cluster: Cluster) -> Placement:
@@ -186,25 +186,25 @@ class Launcher:
             placements.update(self._placements([pool], cluster))
         return placements[pool.name]
 
-    def _why_no_room(self, pool: Pool, placements: Mapping[str, Placement], cluster: Cluster) -> str | None:
+    def _why_full(self, pool: Pool, placements: Mapping[str, Placement], cluster: Cluster) -> str | None:
         """Return the reason why there is no room for another worker; None if there is room, or if a machine may be
         about to join.
         """
         if not cluster.is_ours:
             return None
         try:
-            check_fits({pool.setting: (placements[pool.name], 1)}, cluster.free(), "has free")
+            check_capacity({pool.setting: (placements[pool.name], 1)}, cluster.free(), "has free")
         except ConfigError as error:
             return error.message
         return None
 
     def _start(self, fleet: Fleet, cluster: Cluster, address: str) -> None:
         fleet.start()
-        give_up = time.monotonic() + system.START_TIMEOUT_S
+        deadline_s = time.monotonic() + system.START_TIMEOUT_S
         self._tick(fleet)
         while not fleet.is_ready():
             self._stop_flag.check()
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline_s:
                 raise Unavailable(self._late(fleet, cluster))
             self._stop_flag.wait(_POLL_S)
             self._tick(fleet)
@@ -224,8 +224,12 @@ class Launcher:
         if changed is not None:
             self._registry.publish(changed)
         limit_s = max(pool.worker.drain_timeout_s for pool in self._config.pools)
-        give_up = time.monotonic() + limit_s
-        while not fleet.is_idle(self._registry.reports()) and not self._stop_flag.hurry and time.monotonic() < give_up:
+        deadline_s = time.monotonic() + limit_s
+        while (
+            not fleet.is_idle(self._registry.reports())
+            and not self._stop_flag.is_hurried
+            and time.monotonic() < deadline_s
+        ):
             time.sleep(_POLL_S)
         fleet.end_all()
 
@@ -279,7 +283,7 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. A wrong one ends the process, as argparse does."""
     parser = argparse.ArgumentParser(prog="python -m deploy.launcher", description=__doc__)
     parser.add_argument("--config", required=True, help="YAML file; - reads one line of JSON from stdin")
-    parser.add_argument("--registry", help=f"host:port that gateways join at; {_ALONE} unless the file says another")
+    parser.add_argument("--registry", help=f"host:port that gateways join at; {_ALONE} unless the file sets another")
     parser.add_argument("--needs-drafts", action="store_true", help="end when a draft cannot start, as for a target")
     return parser.parse_args(argv)
 

@@ -100,36 +100,38 @@ def place(
     return placements
 
 
-def check_fits(wanted: Mapping[str, tuple[Placement, int]], nodes: Iterable[ClusterNode], what: str) -> None:
+def check_capacity(required: Mapping[str, tuple[Placement, int]], nodes: Iterable[ClusterNode], verb: str) -> None:
     """Raise ConfigError if the workers cannot be spread over the nodes.
 
-    wanted: a worker's placement and the number of workers, by pool. what: verb for the error, "has" or "has free".
+    required: a worker's placement and the number of workers, by pool. verb: verb for the error, "has" or "has free".
     """
     nodes = list(nodes)
-    workers, needed = list[Placement](), list[str]()
-    for name, (placement, count) in wanted.items():
+    workers = list[Placement]()
+    needed = list[str]()
+    for name, (placement, count) in required.items():
         workers += [placement] * count
         needed.append(f"{count} x {name}: {_amounts(placement)}")
     workers.sort(key=lambda worker: (worker.num_gpus, worker.num_cpus * worker.num_ranks), reverse=True)
     if _Spreading(workers, nodes).can_place():
         return
-    asked = "; ".join(needed)
+    required_text = "; ".join(needed)
     offered = "; ".join(f"{node.num_gpus:g} GPU, {node.num_cpus:g} CPU{_labels(node.labels)}" for node in nodes)
     raise ConfigError(
-        f"the workers cannot be placed: they need [{asked}] and the cluster {what} [{offered or 'no node'}] by node; "
-        "choose device cpu, fewer cores or a share of a GPU, other labels, or add a node"
+        f"the workers cannot be placed: they need [{required_text}] and the cluster {verb} "
+        f"[{offered or 'no node'}] by node; choose device cpu, fewer cores or a share of a GPU, "
+        "other labels, or add a node"
     )
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
     """Return whether labels match a selector of Ray's, which has for each label: value, !value, in(...) or !in(...)."""
-    return all(_has(labels.get(key), wanted) for key, wanted in selector.items())
+    return all(_has(labels.get(key), condition) for key, condition in selector.items())
 
 
-def _has(value: str | None, wanted: str) -> bool:
+def _has(value: str | None, condition: str) -> bool:
     # "in(a, b)" has "a"; "!in(a, b)" has "c"; "!a" has None
-    is_negated = wanted.startswith("!")
-    positive = wanted.removeprefix("!")
+    is_negated = condition.startswith("!")
+    positive = condition.removeprefix("!")
     choices = [positive]
     match = _IN.fullmatch(positive)
     if match is not None:
@@ -138,7 +140,8 @@ def _has(value: str | None, wanted: str) -> bool:
 
 
 def _amounts(placement: Placement) -> str:
-    num_gpus, num_cpus = placement.num_gpus * placement.num_ranks, placement.num_cpus * placement.num_ranks
+    num_gpus = placement.num_gpus * placement.num_ranks
+    num_cpus = placement.num_cpus * placement.num_ranks
     return f"{num_gpus:g} GPU, {num_cpus:g} CPU{_labels(placement.labels)}"
 
 
@@ -299,15 +302,15 @@ def _gpus(pools: Iterable[Pool], devices: Mapping[str, str], nodes: list[Cluster
     users = [pool for pool in pools if devices[pool.name] == "cuda"]
     shares: dict[str, float] = {}
     if _have_one_gpu(users, nodes):
-        taken = 0.0
+        num_used = 0.0
         unset = list[Pool]()
         for pool in users:
             if pool.num_gpus is None:
                 unset.append(pool)
             else:
-                taken += pool.num_gpus * pool.max
+                num_used += pool.num_gpus * pool.max
         for name, share in gpu_shares(unset).items():
-            shares[name] = int(100 * share * max(0.0, 1 - taken)) / 100
+            shares[name] = int(100 * share * max(0.0, 1 - num_used)) / 100
     return {pool.name: _gpus_of(pool, devices[pool.name], shares.get(pool.name) or 1.0) for pool in pools}
 
 
@@ -322,7 +325,7 @@ def _have_one_gpu(users: Sequence[Pool], nodes: Iterable[ClusterNode]) -> bool:
 
 
 def _gpu_memory(
-    pools: Sequence[Pool], gpus: Mapping[str, float], nodes: Sequence[ClusterNode], wanted: float | None
+    pools: Sequence[Pool], gpus: Mapping[str, float], nodes: Sequence[ClusterNode], utilization: float | None
 ) -> dict[str, float]:
     """Return `gpu_memory_utilization` by pool name, for pools whose workers share a GPU.
 
@@ -332,9 +335,9 @@ def _gpu_memory(
     """
     sharing = [pool for pool in pools if 0 < gpus[pool.name] < 1]
     if all(pool.num_gpus is None for pool in sharing):
-        memory = utilizations(sharing, wanted)
+        memory = utilizations(sharing, utilization)
     else:
-        memory = {pool.name: utilization_of(gpus[pool.name], wanted or GPU_FRACTION) for pool in sharing}
+        memory = {pool.name: utilization_of(gpus[pool.name], utilization or GPU_FRACTION) for pool in sharing}
     pools_by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
         if gpus[pool.name] != 1 or _num_ranks(pool) > 1:
@@ -343,12 +346,12 @@ def _gpu_memory(
         if gpu is not None:
             pools_by_gpu.setdefault(gpu, []).append(pool)
     for users in pools_by_gpu.values():
-        memory.update(utilizations(users, wanted))
-    if wanted is None:
+        memory.update(utilizations(users, utilization))
+    if utilization is None:
         return memory
     for pool in pools:
         if gpus[pool.name] >= 1 and pool.worker.gpu_memory_utilization is None:
-            memory.setdefault(pool.name, wanted)
+            memory.setdefault(pool.name, utilization)
     return memory
 
 
@@ -366,24 +369,24 @@ def _only_gpu(pool: Pool, nodes: Iterable[ClusterNode]) -> str | None:
 
 
 def _gpus_of(pool: Pool, device: str, share: float) -> float:
-    asked = pool.num_gpus
+    num_gpus = pool.num_gpus
     num_ranks = _num_ranks(pool)
     if device == "cpu":
-        if asked is not None:
+        if num_gpus is not None:
             raise ConfigError(
-                f"{pool.setting}.num_gpus is {asked:g} and {pool.setting}.device is 'cpu'; leave one of them out"
+                f"{pool.setting}.num_gpus is {num_gpus:g} and {pool.setting}.device is 'cpu'; leave one of them out"
             )
         return 0.0
-    if num_ranks > 1 and asked is not None and asked != num_ranks:  # ranks on one GPU cannot communicate
+    if num_ranks > 1 and num_gpus is not None and num_gpus != num_ranks:  # ranks on one GPU cannot communicate
         raise ConfigError(
-            f"{pool.setting}.num_gpus is {asked:g} and {pool.setting}.tensor_parallel {num_ranks}: a rank takes one "
+            f"{pool.setting}.num_gpus is {num_gpus:g} and {pool.setting}.tensor_parallel {num_ranks}: a rank takes one "
             f"GPU, no less and no more; say {num_ranks} or leave it out"
         )
     if num_ranks > 1:
         return 1.0
-    if asked is None:
+    if num_gpus is None:
         return share
-    return asked
+    return num_gpus
 
 
 def _num_ranks(pool: Pool) -> int:

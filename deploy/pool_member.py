@@ -26,7 +26,7 @@ MAX_RETRY_S = 10.0
 class Replica(Protocol):
     """Actor of a worker, as the fleet uses it; `ray_workers.RayWorker` implements it."""
 
-    def ask(self) -> None: ...
+    def query(self) -> None: ...
     def answer(self) -> Answer | None: ...
     def num_restarts(self) -> int: ...
     def restart(self) -> None: ...
@@ -70,9 +70,9 @@ class PoolMember:
     reply."""
     is_silent: bool = False
     """Whether nothing at all came back from the last call."""
-    seen_at_s: float | None = None
+    last_reply_at_s: float | None = None
     """Time of the last call from which anything came back, a refusal included; None before the first."""
-    ask_at_s: float | None = None
+    query_at_s: float | None = None
     """Time at which the actor is to be called for its outcome again; None if no such call is due."""
     num_refused: int = 0
     """Number of lives in a row that did not start."""
@@ -88,7 +88,7 @@ class PoolMember:
         self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False
 
-    def hangs(self, now_s: float, after_s: float) -> bool:
+    def is_hung(self, now_s: float, after_s: float) -> bool:
         """Return whether the worker has hung for at least `after_s` seconds at time `now_s`."""
         return self.hanging_since_s is not None and now_s - self.hanging_since_s >= after_s
 
@@ -117,7 +117,7 @@ class PoolMember:
         self.retry_at_s = None
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the worker is watched, has replied in this life, and its calls do not fail."""
         return self.is_watched and self.info is not None and self.failing_since_s is None
 
@@ -147,12 +147,12 @@ class PoolMember:
         return message
 
 
-def trouble_of(seen: Sighting) -> str | None:
+def describe_fault(sighting: Sighting) -> str | None:
     """Return the reason why a worker cannot be used after a call with this outcome; None if it can."""
-    if seen.refusal is not None:
-        return f"it refuses to say what it is: {seen.refusal}"
-    if seen.info is None:
-        if seen.is_silent:
+    if sighting.refusal is not None:
+        return f"it refuses GetInfo: {sighting.refusal}"
+    if sighting.info is None:
+        if sighting.is_silent:
             return "it does not answer"
         return "it cannot be reached"
-    return describe_hang(seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6)
+    return describe_hang(sighting.info.current_step_us / 1e6, sighting.info.longest_step_us / 1e6)

@@ -128,9 +128,9 @@ class RayWorker:
         self._ranks = ranks
         self._pending: Any = None
         self._failed: ActorLost | None = None
-        self.ask()
+        self.query()
 
-    def ask(self) -> None:
+    def query(self) -> None:
         """Call for the outcome of the actor's present life or, if it restarts, of its next one. `answer` returns it
         later.
         """
@@ -141,7 +141,7 @@ class RayWorker:
             self._failed = _lost(error)
 
     def answer(self) -> Answer | None:
-        """Return the outcome of the last `ask`, once; None if there is none yet."""
+        """Return the outcome of the last `query`, once; None if there is none yet."""
         ray = _ray()
         if self._failed is not None:
             failed = self._failed
@@ -160,7 +160,7 @@ class RayWorker:
     def num_restarts(self) -> int:
         """Return the number of the actor's lives after the first; 0 if Ray does not report it.
 
-        `ask` cannot count them: it waits for the life that loads, however many end. In Ray's public API only the
+        `query` cannot count them: it waits for the life that loads, however many end. In Ray's public API only the
         dashboard has the number.
         """
         try:
@@ -168,7 +168,7 @@ class RayWorker:
 
             return int(actors(self._actor._actor_id.hex())["NumRestarts"])
         except Exception:
-            log.debug("Ray does not say how often the actor was restarted", exc_info=True)
+            log.debug("Ray does not report how often the actor was restarted", exc_info=True)
             return 0
 
     def restart(self) -> None:
@@ -204,19 +204,25 @@ class RayWorkers:
     """Creator and finder of the actors of one system."""
 
     def __init__(
-        self, run: str, placement_of: Callable[[Pool], Placement], *, lasting: bool, local: bool, folder: str | None
+        self,
+        run: str,
+        placement_of: Callable[[Pool], Placement],
+        *,
+        is_lasting: bool,
+        is_local: bool,
+        folder: str | None,
     ) -> None:
         """Prepare to create actors.
 
         run: the system's name on the cluster. placement_of: returns the placement of a pool's workers, or raises
-        ConfigError. lasting: whether actors outlive this process, for the next launcher of the same name. local:
+        ConfigError. is_lasting: whether actors outlive this process, for the next launcher of the same name. is_local:
         whether all actors run on this machine, and listen on 127.0.0.1. folder: folder of Ray's session; None for a
         cluster that this process did not start.
         """
         self._run = run
         self._placement_of = placement_of
-        self._lasting = lasting
-        self._local = local
+        self._is_lasting = is_lasting
+        self._is_local = is_local
         self._folder = folder
 
     def create(self, pool: Pool, member: str) -> RayWorker:
@@ -250,14 +256,14 @@ class RayWorkers:
         pools_by_name = {pool.name: pool for pool in pools}
         adopted: dict[str, tuple[Pool, RayWorker]] = {}
         replaced: list[tuple[Any, ActorSpec]] = []
-        for name in self._left_behind():
+        for name in self._names_on_cluster():
             try:
                 actor = _ray().get_actor(name, namespace=NAMESPACE)
             except ValueError:  # it ended since it was listed
                 continue
             spec = _spec_of(actor)
             if spec is None:
-                log.warning("%s of another launcher does not say what it is: it is ended", name)
+                log.warning("%s of another launcher has no description of itself: it is ended", name)
                 _kill(actor)
                 continue
             pool = pools_by_name.get(spec.pool)
@@ -270,8 +276,8 @@ class RayWorkers:
         _drain_and_kill(replaced)
         return adopted
 
-    def _left_behind(self) -> list[str]:
-        if not self._lasting:
+    def _names_on_cluster(self) -> list[str]:
+        if not self._is_lasting:
             return []
         names: list[str] = _ray().util.list_named_actors()
         return sorted(name for name in names if name.startswith(f"{self._run}/"))
@@ -282,7 +288,7 @@ class RayWorkers:
         Ray restarts the actor until it is killed or, if it is not lasting, until its launcher has gone.
         """
         lifetime = None
-        if self._lasting and placement.num_ranks == 1:
+        if self._is_lasting and placement.num_ranks == 1:
             lifetime = "detached"
         return {
             "name": f"{self._run}/{member}/{secrets.token_hex(4)}",  # an ended one's name is not free at once
@@ -302,7 +308,7 @@ class RayWorkers:
         settings["device"] = placement.device
         if placement.gpu_memory_utilization is not None:
             settings.setdefault("gpu_memory_utilization", placement.gpu_memory_utilization)
-        if self._local:
+        if self._is_local:
             settings.setdefault("host", "127.0.0.1")
         return ActorSpec(member, pool.name, pool.role, settings, placement)
 

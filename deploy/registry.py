@@ -91,7 +91,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
     async def _memberships(self, reading: asyncio.Task[None]) -> AsyncIterator[pb.WorkerList]:
         while not reading.done():
-            changed, membership = self._changed, self._membership
+            changed = self._changed
+            membership = self._membership
             if membership.version:
                 yield membership
             waiting = asyncio.create_task(changed.wait())

@@ -30,7 +30,7 @@ PERIOD_S = 1.0
 """Seconds between two calls of a worker, and between two checks of facts that only Ray has."""
 TIMEOUT_S = 3.0
 """Maximum time in seconds for a worker's reply."""
-_LIVING = ("Tls handshake failed", "Socket closed")
+_REFUSED_BY_SERVER = ("Tls handshake failed", "Socket closed")
 """Texts in gRPC's errors that show that a living server closed the connection, above all one that refuses our
 certificate. In other versions of gRPC they may differ: the connection then counts as broken."""
 _STUBS: dict[str, Any] = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
@@ -57,7 +57,7 @@ class Sighting:
 
 class WorkerCalls:
     """Caller of the watched workers, every second. `watch` and `forget` may be called on any thread; the fleet calls
-    `take`.
+    `read_sightings`.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class WorkerCalls:
         """Prepare to call workers.
 
         loop: the process's gRPC loop. certificates: those of the launcher; None without TLS. notify: called on the loop
-        when there is a new outcome to `take`.
+        when there is a new outcome to `read_sightings`.
         """
         self._loop = loop
         self._notify = notify
         self._certificates = certificates
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._seen: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
+        self._sightings: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
 
     def watch(self, member: str, role: Role, address: str) -> None:
         """Call the worker `member` at this address from now on, in place of an earlier address."""
@@ -85,13 +85,13 @@ class WorkerCalls:
         """Stop calling the worker `member`."""
         self._call(self._end, member)
 
-    def take(self) -> list[Sighting]:
-        """Return the outcomes of calls since the last `take`, the oldest first. Some may be of workers that are no
-        longer watched.
+    def read_sightings(self) -> list[Sighting]:
+        """Return the outcomes of calls since the last `read_sightings`, the oldest first. Some may be of workers that
+        are no longer watched.
         """
         outcomes: list[Sighting] = []
-        while not self._seen.empty():
-            outcomes.append(self._seen.get())
+        while not self._sightings.empty():
+            outcomes.append(self._sightings.get())
         return outcomes
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -112,10 +112,10 @@ class WorkerCalls:
         try:
             while True:
                 called_s = time.monotonic()
-                seen = await self._get_info(dialer, member, role, address, called_s)
-                if seen.refusal is not None and refusals.note(seen.refusal):
-                    log.warning("%s at %s refuses to say what it is: %s", member, address, seen.refusal)
-                self._seen.put(seen)
+                sighting = await self._get_info(dialer, member, role, address, called_s)
+                if sighting.refusal is not None and refusals.note(sighting.refusal):
+                    log.warning("%s at %s refuses GetInfo: %s", member, address, sighting.refusal)
+                self._sightings.put(sighting)
                 self._notify()
                 await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - called_s)))
         finally:
@@ -139,6 +139,6 @@ class WorkerCalls:
 def _refusal(error: grpc.aio.AioRpcError) -> str | None:
     """Return the error of a living server; None if the connection was refused, broken or given up as dead."""
     details = error.details() or ""
-    if error.code() is grpc.StatusCode.UNAVAILABLE and not any(word in details for word in _LIVING):
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not any(word in details for word in _REFUSED_BY_SERVER):
         return None
     return describe_failure(error)

@@ -49,7 +49,7 @@ class PoolLoad:
     """Number of choices that wait for a slot, at all gateways; 0 for a draft pool."""
     num_refused: int = 0
     """Number of choices refused in the last WINDOW_S since there was no slot, at all gateways; 0 for a draft pool."""
-    num_asked: int = 0
+    num_choices: int = 0
     """Number of choices that run or wait in the target pools of a draft pool, at all gateways; 0 for a target pool."""
     busy_share: float | None = None
     """Fraction of the last seconds that the serving workers spent in steps, their mean, 0 to 1; None if it is not
@@ -77,11 +77,14 @@ class Decision:
 class Scaler:
     """Decides the size of one pool by its load. Call `decide` about once a second."""
 
-    def __init__(self, role: Role, least: int, most: int, config: ScalingConfig) -> None:
-        """Prepare for a pool of `least` to `most` workers. config: thresholds of load, and times before a change."""
+    def __init__(self, role: Role, min_count: int, max_count: int, config: ScalingConfig) -> None:
+        """Prepare for a pool of `min_count` to `max_count` workers.
+
+        config: thresholds of load, and times before a change.
+        """
         self._role = role
-        self._least = least
-        self._most = most
+        self._min_count = min_count
+        self._max_count = max_count
         self._config = config
         self._over_since_s = math.nan
         self._under_since_s = math.nan
@@ -90,18 +93,19 @@ class Scaler:
         """Drop all that is known of earlier loads, since the size was set by hand."""
         self._over_since_s = self._under_since_s = math.nan
 
-    def decide(self, sight: PoolLoad, now_s: float) -> Decision:
-        """Return the change of size that is due now. sight: the pool's load. now_s: time of any monotonic clock."""
-        if sight.num_starting:
+    def decide(self, load: PoolLoad, now_s: float) -> Decision:
+        """Return the change of size that is due now. load: the pool's load. now_s: time of any monotonic clock."""
+        if load.num_starting:
             self.reset()
             return Decision(SizeChange.STAY, "a worker is starting")
-        over, under = self._too_much(sight), self._too_little(sight)
+        over = self._too_much(load)
+        under = self._too_little(load)
         self._over_since_s = _since(self._over_since_s, over is not None, now_s)
         self._under_since_s = _since(self._under_since_s, under is not None, now_s)
         if over is not None and now_s - self._over_since_s >= self._config.up_after_s:
-            return self._change(SizeChange.GROW, sight.num_serving < self._most, over)
+            return self._change(SizeChange.GROW, load.num_serving < self._max_count, over)
         if under is not None and now_s - self._under_since_s >= self._config.down_after_s:
-            return self._change(SizeChange.SHRINK, sight.num_serving > self._least, under)
+            return self._change(SizeChange.SHRINK, load.num_serving > self._min_count, under)
         return Decision(SizeChange.STAY, over or under or "neither too much nor too little")
 
     def _change(self, change: SizeChange, is_allowed: bool, reason: str) -> Decision:
@@ -113,47 +117,47 @@ class Scaler:
         self.reset()
         return Decision(change, reason)
 
-    def _too_much(self, sight: PoolLoad) -> str | None:
+    def _too_much(self, load: PoolLoad) -> str | None:
         """Return the reason to grow; None if there is none."""
-        if not sight.num_serving:
-            if not sight.num_asked:
+        if not load.num_serving:
+            if not load.num_choices:
                 return None
-            return f"no draft for {sight.num_asked} answers"
+            return f"no draft for {load.num_choices} answers"
         if self._role == "target":
-            return self._too_much_for_targets(sight)
-        if sight.late_share is not None and sight.late_share > self._config.late_high:
-            return f"{sight.late_share:.0%} of the steps get their drafts too late"
+            return self._too_much_for_targets(load)
+        if load.late_share is not None and load.late_share > self._config.late_high:
+            return f"{load.late_share:.0%} of the steps get their drafts too late"
         return None
 
-    def _too_much_for_targets(self, sight: PoolLoad) -> str | None:
-        if sight.num_queued + sight.num_refused > self._config.queue_high * sight.num_serving:
-            reason = f"{sight.num_queued} answers wait for {sight.num_serving} targets"
-            if sight.num_refused:
-                reason += f" and {sight.num_refused} were refused"
+    def _too_much_for_targets(self, load: PoolLoad) -> str | None:
+        if load.num_queued + load.num_refused > self._config.queue_high * load.num_serving:
+            reason = f"{load.num_queued} answers wait for {load.num_serving} targets"
+            if load.num_refused:
+                reason += f" and {load.num_refused} were refused"
             return reason
-        if sight.busy_share is not None and sight.busy_share > self._config.busy_high:
-            return f"busy for {sight.busy_share:.0%} of the time"
+        if load.busy_share is not None and load.busy_share > self._config.busy_high:
+            return f"busy for {load.busy_share:.0%} of the time"
         return None
 
-    def _too_little(self, sight: PoolLoad) -> str | None:
+    def _too_little(self, load: PoolLoad) -> str | None:
         """Return the reason to shrink; None if there is none, the load is not known, or a worker drains already."""
         if (
-            sight.busy_share is None
-            or sight.num_draining
-            or sight.num_queued
-            or sight.num_refused
-            or self._too_much(sight) is not None
+            load.busy_share is None
+            or load.num_draining
+            or load.num_queued
+            or load.num_refused
+            or self._too_much(load) is not None
         ):
             return None
-        if sight.num_serving == 1:  # the last one of a pool that may have none
-            if sight.busy_share == 0 and not sight.num_asked:
+        if load.num_serving == 1:  # the last one of a pool that may have none
+            if load.busy_share == 0 and not load.num_choices:
                 return "idle"
             return None
         # 3 workers busy for 20 % of the time: the remaining 2 would be for 30 %
-        share_of_others = sight.busy_share * sight.num_serving / (sight.num_serving - 1)
+        share_of_others = load.busy_share * load.num_serving / (load.num_serving - 1)
         if share_of_others >= self._config.busy_low:
             return None
-        return f"busy for {sight.busy_share:.0%} of the time"
+        return f"busy for {load.busy_share:.0%} of the time"
 
 
 def _since(since_s: float, holds: bool, now_s: float) -> float:
@@ -216,7 +220,7 @@ class PoolLoads:
         for key in self._rounds.keys() - reported:
             del self._rounds[key], self._refused[key]
 
-    def sight(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> PoolLoad:
+    def load_of(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> PoolLoad:
         """Return the load of a pool. serving: names of its workers that can be used. num_starting, num_draining:
         numbers of its other workers.
         """
@@ -228,15 +232,15 @@ class PoolLoads:
             num_refused = self._num_refused(pool.name)
         else:
             late_share = self._late_share(pool.serves)
-        num_asked = 0
+        num_choices = 0
         for target in pool.serves:
-            num_asked += self._queued.get(target, 0) + self._running.get(target, 0)
+            num_choices += self._queued.get(target, 0) + self._running.get(target, 0)
         return PoolLoad(
             num_serving=len(members),
             num_starting=num_starting,
             num_draining=num_draining,
             num_queued=num_queued,
-            num_asked=num_asked,
+            num_choices=num_choices,
             num_refused=num_refused,
             busy_share=self._busy_share(members),
             late_share=late_share,
@@ -284,7 +288,7 @@ def _share(samples: _Samples | None) -> float | None:
     return min(1.0, 1e-6 * (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0]))
 
 
-_Asked = tuple[str, int | None, concurrent.futures.Future[registry_pb2.ScaleReply]]
+_Order = tuple[str, int | None, concurrent.futures.Future[registry_pb2.ScaleReply]]
 """Name of a pool (empty for all pools), its new number of workers or None, and the future of the reply with the
 sizes."""
 
@@ -305,7 +309,7 @@ class Census:
 
 
 class PoolSizes:
-    """Holds the number of workers that each pool is to have. Used on the fleet's thread, except `ask`."""
+    """Holds the number of workers that each pool is to have. Used on the fleet's thread, except `request_size`."""
 
     def __init__(
         self,
@@ -313,30 +317,30 @@ class PoolSizes:
         scaling: ScalingConfig,
         loads: PoolLoads,
         census: Callable[[Pool], Census],
-        room: Callable[[Pool], str | None],
+        why_full: Callable[[Pool], str | None],
         report: Callable[[str, str, str], None],
     ) -> None:
         """Start with the counts in the pools' settings.
 
         scaling: the settings for sizes by load. loads: the loads of the pools. census: returns a pool's workers by
-        state. room, report: as for `Fleet`.
+        state. why_full, report: as for `Fleet`.
         """
         self._pools = pools
         self._loads = loads
         self._census = census
-        self._room = room
+        self._why_full = why_full
         self._report = report
         self._scalers = dict[str, Scaler]()
-        self.wanted = dict[str, int]()
+        self.desired_counts = dict[str, int]()
         """Number of workers that each pool is to have, by pool name."""
         for pool in pools.values():
-            self.wanted[pool.name] = pool.count
+            self.desired_counts[pool.name] = pool.count
             if pool.is_sized_by_load:
                 self._scalers[pool.name] = Scaler(pool.role, pool.min, pool.max, scaling)
-        self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._by_load_at_s = 0.0
 
-    def ask(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
+    def request_size(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
         """Queue an order for the next call of `set_by_hand`: set a pool's size to `count`, and report the sizes.
 
         Returns the future of the report. If `count` is None, sizes are only reported.
@@ -344,14 +348,14 @@ class PoolSizes:
         pool: name of the pool; empty = report all pools. May be called on any thread.
         """
         done: concurrent.futures.Future[registry_pb2.ScaleReply] = concurrent.futures.Future()
-        self._asked.put((pool, count, done))
+        self._orders.put((pool, count, done))
         return done
 
     def set_by_hand(self) -> list[str]:
-        """Set the sizes that were requested by `ask` since the last call. Return the names of these pools."""
+        """Set the sizes that were requested by `request_size` since the last call. Return the names of these pools."""
         names = list[str]()
-        while not self._asked.empty():
-            name, count, done = self._asked.get()
+        while not self._orders.empty():
+            name, count, done = self._orders.get()
             if not done.set_running_or_notify_cancel():
                 continue  # the caller has left
             try:
@@ -377,20 +381,22 @@ class PoolSizes:
         for name, scaler in self._scalers.items():
             pool = self._pools[name]
             census = self._census(pool)
-            num_starting = max(census.num_starting, self.wanted[name] - len(census.serving))
-            sight = self._loads.sight(pool, census.serving, num_starting=num_starting, num_draining=census.num_draining)
-            decision = scaler.decide(sight, now_s)
+            num_starting = max(census.num_starting, self.desired_counts[name] - len(census.serving))
+            load = self._loads.load_of(
+                pool, census.serving, num_starting=num_starting, num_draining=census.num_draining
+            )
+            decision = scaler.decide(load, now_s)
             if decision.change is not SizeChange.STAY:
                 self._resize(pool, decision)
 
     def _resize(self, pool: Pool, decision: Decision) -> None:
-        count = self.wanted[pool.name] + decision.change.value
+        count = self.desired_counts[pool.name] + decision.change.value
         if decision.change is SizeChange.GROW:
-            reason = self._why_no_room(pool, count)
+            reason = self._why_not_added(pool, count)
             if reason is not None:
                 log.warning("%s would get another worker: %s; but %s", pool.name, decision.reason, reason)
                 return
-        self.wanted[pool.name] = count
+        self.desired_counts[pool.name] = count
         self._report(pool.name, "scaling", f"to {count}: {decision.reason}")
 
     def _pool(self, name: str) -> Pool:
@@ -400,37 +406,39 @@ class PoolSizes:
         return self._pools[name]
 
     def _set(self, pool: Pool, count: int) -> None:
-        least = int(pool.role == "target")
-        most = MAX_COUNT
+        min_count = int(pool.role == "target")
+        max_count = MAX_COUNT
         limits = ""
         if pool.is_sized_by_load:
-            least = pool.min
-            most = pool.max
+            min_count = pool.min
+            max_count = pool.max
             limits = ", its min and max"
-        if not least <= count <= most:
-            raise ConfigError(f"{pool.name} cannot have {count} workers: from {least} to {most}{limits}", param="count")
-        if count > self.wanted[pool.name]:
-            reason = self._why_no_room(pool, count)
+        if not min_count <= count <= max_count:
+            raise ConfigError(
+                f"{pool.name} cannot have {count} workers: from {min_count} to {max_count}{limits}", param="count"
+            )
+        if count > self.desired_counts[pool.name]:
+            reason = self._why_not_added(pool, count)
             if reason is not None:
                 raise ConfigError(reason, param="count")
-        self.wanted[pool.name] = count
+        self.desired_counts[pool.name] = count
         if pool.name in self._scalers:
             self._scalers[pool.name].reset()
 
-    def _why_no_room(self, pool: Pool, count: int) -> str | None:
+    def _why_not_added(self, pool: Pool, count: int) -> str | None:
         """Return the reason why there is no room for `count` workers; None if there is room. Draining workers can be
         taken back.
         """
         if count <= self._census(pool).total:
             return None
-        return self._room(pool)
+        return self._why_full(pool)
 
     def _size(self, pool: Pool) -> registry_pb2.PoolSize:
         census = self._census(pool)
         return registry_pb2.PoolSize(
             pool=pool.name,
             role=ROLES[pool.role],
-            num_desired=self.wanted[pool.name],
+            num_desired=self.desired_counts[pool.name],
             num_starting=census.num_starting,
             num_serving=len(census.serving),
             num_draining=census.num_draining,

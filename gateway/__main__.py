@@ -50,7 +50,8 @@ class Signals:
     """Events that the signals SIGTERM, SIGINT and SIGHUP set: the first asks for a stop, the second for a fast stop."""
 
     def __init__(self) -> None:
-        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
         ignore_log_rotation()
         for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)

@@ -58,7 +58,7 @@ class Variant:
     """One template of a model, after a renderer has compiled and tried it."""
 
     source: str
-    reads: frozenset[str] = frozenset()
+    variables: frozenset[str] = frozenset()
     """Names of the variables that the template reads."""
     shape: TemplateShape = field(default_factory=TemplateShape)
 
@@ -97,19 +97,19 @@ class ChatTemplate:
         return self._variant(has_tools=True, has_documents=False).source
 
     @property
-    def marks_turns(self) -> bool:
+    def marks_roles(self) -> bool:
         """Whether the template writes the role of each message. It does not for a model that only continues text."""
-        return self.default.shape.marks_turns
+        return self.default.shape.marks_roles
 
     @property
-    def takes_tools(self) -> bool:
+    def accepts_tools(self) -> bool:
         """Whether the template writes the tools that a request offers."""
-        return "tools" in self._variant(has_tools=True, has_documents=False).reads
+        return "tools" in self._variant(has_tools=True, has_documents=False).variables
 
     def _variant(self, has_tools: bool, has_documents: bool) -> Variant:
         if has_tools:
             return self.named.get(FOR_TOOLS, self.default)
-        if has_documents and "documents" not in self.default.reads:
+        if has_documents and "documents" not in self.default.variables:
             return self.named.get(FOR_DOCUMENTS, self.default)
         return self.default
 
@@ -136,7 +136,7 @@ class ChatTemplate:
         time or memory. Raises TextTooLong for a text longer than `max_chars`.
         """
         variant = self._variant(bool(tools), bool(documents))
-        if documents and "documents" not in variant.reads:
+        if documents and "documents" not in variant.variables:
             raise InvalidRequest(
                 "documents are given, and the chat template of this model has no place for them; put their text into "
                 "a message",

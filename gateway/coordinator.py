@@ -14,7 +14,7 @@ from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
 from gateway.rounds.verification import timed_out
 from gateway.telemetry.request_record import current_record
-from gateway.telemetry.vllm_names import FAILED, LEFT, ChoiceTimes
+from gateway.telemetry.vllm_names import ABORTED, FAILED, ChoiceTimes
 from gateway.tokenizer import Tokenizer
 from gateway.workers.served import ServedModel
 from gateway.workers.worker_pools import Pools
@@ -41,7 +41,7 @@ class Coordinator:
         self.draining = False
 
     def models(self) -> tuple[ServedFacts, ...]:
-        return tuple(model.facts() for model in self._known())
+        return tuple(model.facts() for model in self._referenced_models())
 
     def tokenizer(self, model_id: str) -> Tokenizer:
         return self._model(model_id).reference.tokenizer
@@ -69,8 +69,8 @@ class Coordinator:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
 
-    def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> RunningChoices:
-        """Take `num_answers` places in a model's queue for a request, and return its choices, not yet started.
+    def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> RunningChoices:
+        """Take `num_choices` places in a model's queue for a request, and return its choices, not yet started.
 
         Raises Unavailable, or Overloaded with the seconds after which to retry.
         """
@@ -81,17 +81,17 @@ class Coordinator:
         if reason is not None:
             raise Unavailable(reason, retry_after_s=1.0)
         try:
-            model.places.admit(num_answers, caller, weight)
+            model.places.admit(num_choices, caller, weight)
         except Overloaded:
-            self._metrics.requests.labels(outcome="refused").inc(num_answers)
+            self._metrics.requests.labels(outcome="refused").inc(num_choices)
             raise
-        self._count(num_answers)
+        self._count(num_choices)
 
         def change(by: int) -> None:
             model.places.change(by, caller, weight)
             self._count(by)
 
-        answers = RunningChoices(model, num_answers, change)
+        answers = RunningChoices(model, num_choices, change)
         self._answers.add(answers)
         return answers
 
@@ -100,11 +100,11 @@ class Coordinator:
         for answers in list(self._answers):
             answers.end(error)
 
-    def _known(self) -> list[ServedModel]:
+    def _referenced_models(self) -> list[ServedModel]:
         return [model for model in self._pools.models.values() if model.referenced.is_set()]
 
     def _model(self, model_id: str) -> ServedModel:
-        for model in self._known():
+        for model in self._referenced_models():
             if model.id == model_id:
                 return model
         raise Unavailable(f"the model {model_id!r} is no longer served here", retry_after_s=1.0)
@@ -123,16 +123,16 @@ class RunningChoices:
     def __init__(
         self,
         model: ServedModel,
-        num_answers: int,
+        num_choices: int,
         change: Callable[[int], None],
     ) -> None:
-        """Create the choices for `num_answers` places that are already taken in the queue.
+        """Create the choices for `num_choices` places that are already taken in the queue.
 
         change: called with -1 to free one of these places.
         """
         self.requests: tuple[GenerationRequest, ...] = ()
         self._model = model
-        self._num_answers = num_answers
+        self._num_choices = num_choices
         self._change = change
         # Bounded by the requests' max_tokens: a slow reader must not hold a slot, so the queue takes all.
         self._outputs: asyncio.Queue[tuple[int, RoundOutput | BaseException | None]] = asyncio.Queue()
@@ -161,7 +161,7 @@ class RunningChoices:
 
     async def __aexit__(self, *exc: object) -> None:
         if not self._tasks:
-            self._change(-self._num_answers)
+            self._change(-self._num_choices)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -173,7 +173,7 @@ class RunningChoices:
         """
         self._fail(0, error)
 
-    async def opened(self) -> None:
+    async def wait_opened(self) -> None:
         await self._opened.wait()
         if self._early_failure is not None:
             raise self._early_failure
@@ -197,19 +197,22 @@ class RunningChoices:
                 yield index, output
 
     async def _run(self, index: int, request: GenerationRequest) -> None:
-        outcome, failure = "cancelled", LEFT
+        outcome = "cancelled"
+        failure = ABORTED
         try:
             async with self._place(request.scheduling):
                 await self._decode(index, request, time.monotonic())
             outcome = "ok"
             self._outputs.put_nowait((index, None))
         except OutriderError as error:
-            outcome, failure = type(error).__name__, FAILED
+            outcome = type(error).__name__
+            failure = FAILED
             self._fail(index, error)
         except ENDINGS:
             raise
         except BaseException as error:
-            outcome, failure = "internal", FAILED
+            outcome = "internal"
+            failure = FAILED
             log.exception("request %s failed", request.request_id)
             self._fail(index, error)
         finally:
@@ -238,7 +241,8 @@ class RunningChoices:
             self._model.places.release(scheduling)
 
     async def _decode(self, index: int, request: GenerationRequest, placed_s: float) -> None:
-        metrics, ended = self._model.metrics.answers(request.model), self._model.ended
+        metrics = self._model.metrics.answers(request.model)
+        ended = self._model.ended
         metrics.prompt_tokens.inc(len(request.caller_prompt_ids))
         self._model.retries.request()
         session_type = Session

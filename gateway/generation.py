@@ -246,7 +246,7 @@ class ServedFacts:
     vocab_size: int
     created: int
     """Time when the model was first served, in Unix seconds."""
-    max_answers: int
+    max_choices: int
     """Maximal number of choices of one request: the number that may run and wait at once."""
     draft_id: str | None
     """Model id of a connected draft; None without one."""
@@ -292,8 +292,8 @@ class Generator(Protocol):
     def refusals(self) -> Sequence[str]:
         """Return one sentence for each worker that is refused or is not started again, with the reason."""
 
-    def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
-        """Take `num_answers` places in a model's queue for a caller, all or none, before any expensive work.
+    def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
+        """Take `num_choices` places in a model's queue for a caller, all or none, before any expensive work.
 
         Raises Overloaded or Unavailable.
         """
@@ -320,7 +320,7 @@ class AdmittedGenerations(Protocol):
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
         """Start the choices, one for each place. requests: checked requests; see `gateway.admission.requests`."""
 
-    async def opened(self) -> None:
+    async def wait_opened(self) -> None:
         """Wait until a target has opened a slot for one choice. Raises the error of a choice that ends before."""
 
     def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:

@@ -16,7 +16,7 @@ from gateway.tools.tool_grammar import tool_grammar
 
 def prepare() -> None:
     """Compile a small grammar, so that all modules are loaded before the first request."""
-    grammars.of_json_object("prepare")
+    grammars.create_json_object_grammar("prepare")
 
 
 def work(request: dict[str, Any]) -> str:

@@ -54,19 +54,20 @@ checked."""
 
 def grammar_of(output: OutputFormat) -> str:
     """Return the grammar of an output format, as llguidance reads it. Raises InvalidRequest."""
-    value, param = output.value, output.param
+    value = output.value
+    param = output.param
     if output.kind == "json":
-        return of_schema(value, param, strict=output.strict)
+        return create_schema_grammar(value, param, strict=output.strict)
     if output.kind == "json_object":
-        return of_json_object(param)
+        return create_json_object_grammar(param)
     if output.kind == "regex":
-        return of_regex(value, param)
+        return create_regex_grammar(value, param)
     if output.kind == "choice":
-        return of_choice(value, param)
-    return of_lark(value, param)
+        return create_choice_grammar(value, param)
+    return parse_lark_grammar(value, param)
 
 
-def of_schema(schema: Schema | str, param: str, *, strict: bool) -> str:
+def create_schema_grammar(schema: Schema | str, param: str, *, strict: bool) -> str:
     """Return the grammar of JSON texts that are valid under `schema`: a JSON Schema (2020-12) or its text.
 
     param: name of the request's field, for errors. strict: whether the schema itself must also follow OpenAI's rules:
@@ -80,17 +81,17 @@ def of_schema(schema: Schema | str, param: str, *, strict: bool) -> str:
 def schema_text(schema: Schema | str, param: str, *, strict: bool) -> str:
     """Return the schema as the JSON that stands after `%json` in a Lark grammar.
 
-    The arguments and errors are those of `of_schema`.
+    The arguments and errors are those of `create_schema_grammar`.
     """
-    return _schema_of(of_schema(schema, param, strict=strict))
+    return _schema_of(create_schema_grammar(schema, param, strict=strict))
 
 
-def of_json_object(param: str) -> str:
+def create_json_object_grammar(param: str) -> str:
     """Return the grammar of any JSON object. param: name of the request's field, for errors."""
-    return of_schema({"type": "object"}, param, strict=False)
+    return create_schema_grammar({"type": "object"}, param, strict=False)
 
 
-def of_regex(pattern: str, param: str) -> str:
+def create_regex_grammar(pattern: str, param: str) -> str:
     """Return the grammar of texts that the regular expression, in the syntax of Rust's `regex`, matches as a whole.
 
     param: name of the request's field, for errors. Raises InvalidRequest.
@@ -98,7 +99,7 @@ def of_regex(pattern: str, param: str) -> str:
     return _placed(lambda: _grammar_of_regex(pattern), param)
 
 
-def of_choice(choices: list[str], param: str) -> str:
+def create_choice_grammar(choices: list[str], param: str) -> str:
     """Return the grammar that allows exactly these texts.
 
     param: name of the request's field, for errors. Raises InvalidRequest if there are none, too many or too long ones.
@@ -106,11 +107,11 @@ def of_choice(choices: list[str], param: str) -> str:
     return _placed(lambda: _grammar_of_choices(choices), param)
 
 
-def of_lark(text: str, param: str) -> str:
+def parse_lark_grammar(text: str, param: str) -> str:
     """Return the grammar for a text in Lark, in llguidance's dialect, or in GBNF (`root ::= ...`).
 
-    Schemas after `%json` are checked as by `of_schema`. Special tokens are refused. param: name of the request's field,
-    for errors. Raises InvalidRequest.
+    Schemas after `%json` are checked as by `create_schema_grammar`. Special tokens are refused. param: name of the
+    request's field, for errors. Raises InvalidRequest.
     """
     return _placed(lambda: _grammar_of_lark(text), param)
 

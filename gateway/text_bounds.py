@@ -70,7 +70,7 @@ class TextBounds:
             return None
         return self.max_chars(num_tokens)
 
-    def fits(self, text: str, num_tokens: int) -> bool:
+    def may_fit(self, text: str, num_tokens: int) -> bool:
         """Return False if the text surely has more than `num_tokens` tokens, by its length alone; else True."""
         max_chars = self.max_chars(num_tokens)
         if max_chars is None or len(text) <= max_chars:
@@ -118,7 +118,8 @@ def _contraction(normalizers: Iterable[Json]) -> int | None:
         if kind in ("NFC", "NFKC"):
             product *= NORMALIZED_CHARS
         elif kind == "Replace":
-            pattern, content = part["pattern"].get("String"), part["content"]
+            pattern = part["pattern"].get("String")
+            content = part["content"]
             if not pattern or not content or content.isspace():
                 return None
             product *= -(-len(pattern) // len(content))

@@ -83,7 +83,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         )
         summary = tpb.DeliverSummary()
         try:
-            with service.streams.beside():
+            with service.streams.track_task():
                 async for batch in batches:
                     check_batch(len(batch.items) + len(batch.head_requests))
                     for item in batch.items:

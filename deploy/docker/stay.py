@@ -43,7 +43,8 @@ def stay(pid: int, program: str, folder: Path) -> int:
     process = os.pidfd_open(pid)
     stop = StopFlag()
     stop.install()
-    ended, drained = threading.Event(), threading.Event()
+    ended = threading.Event()
+    drained = threading.Event()
 
     def await_end() -> None:
         select.select([process], [], [])
@@ -61,7 +62,7 @@ def stay(pid: int, program: str, folder: Path) -> int:
         sys.stderr.write(f"node: Ray's {program} ended by itself\n")
         return 1
     threading.Thread(target=drain, daemon=True).start()
-    while not (drained.is_set() or stop.hurry or ended.is_set()):
+    while not (drained.is_set() or stop.is_hurried or ended.is_set()):
         time.sleep(_LOOK_S)
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(process, _END[program])

@@ -15,7 +15,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.demand import UncheckedRequest
-from gateway.admission.demand_checks import check_demand
+from gateway.admission.demand_checks import check_request
 from gateway.admission.identities import caller_of
 from gateway.admission.key_ring import KeyRing
 from gateway.admission.keys import Access, Caller
@@ -56,7 +56,7 @@ class BodyBudget:
         self.num_bytes_of: Counter[str] = Counter()
         """Bytes held, by API key. Keys whose requests hold no bytes have no entry."""
 
-    def take(self, key_name: str | None, num_bytes: int) -> None:
+    def add(self, key_name: str | None, num_bytes: int) -> None:
         """Add `num_bytes` to the bytes held for an API key.
 
         Raises Overloaded if all requests together would exceed the limit, RateLimited if the key would exceed its
@@ -100,7 +100,7 @@ class IncomingRequest:
 
     def hold(self, num_bytes: int) -> None:
         """Count `num_bytes` more of the request's body as held. Raises Overloaded or RateLimited."""
-        self._bodies.take(self.caller.name, num_bytes)
+        self._bodies.add(self.caller.name, num_bytes)
         self._num_bytes += num_bytes
 
     def release(self) -> None:
@@ -156,7 +156,7 @@ class Admission:
         that ends before.
         """
         if not self.config.stream_in_queue:
-            await answers.opened()
+            await answers.wait_opened()
 
     def prompt_reader(self, facts: ServedFacts, incoming: IncomingRequest, *, counts: bool = False) -> PromptReader:
         """Return the object that renders and tokenises the texts of this request. `counts`: see `PromptReader`."""
@@ -171,35 +171,37 @@ class Admission:
         )
 
     def _chat_settings(self, caller: Caller) -> ChatSettings:
-        settings = ChatSettings.of_config(self.config)
+        settings = ChatSettings.from_config(self.config)
         if caller.key is not None and caller.key.control_tokens_in_content == "text":
             return replace(settings, control_tokens="text")
         return settings
 
     async def prompt_ids(
-        self, facts: ServedFacts, incoming: IncomingRequest, demand: UncheckedRequest
+        self, facts: ServedFacts, incoming: IncomingRequest, unchecked: UncheckedRequest
     ) -> tuple[int, ...]:
         """Return the token ids of a demand's only chat, without generating an output."""
         reader = self.prompt_reader(facts, incoming, counts=True)
-        return await prompt_ids(demand, reader, self.checker, incoming.caller.name)
+        return await prompt_ids(unchecked, reader, self.checker, incoming.caller.name)
 
     @asynccontextmanager
-    async def answers(self, demand: UncheckedRequest, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:
+    async def answers(
+        self, unchecked: UncheckedRequest, incoming: IncomingRequest
+    ) -> AsyncIterator[AdmittedGenerations]:
         """Context manager: admit a request, and run its choices until the block ends.
 
         Raises the error of the first check that fails, before any choice is started: InvalidRequest, ModelNotFound,
         RateLimited, Overloaded, Unavailable.
         """
         caller = incoming.caller
-        facts = check_demand(demand, self.generator.models())
-        with caller.answers(demand.num_answers, demand.names.num_choices):
+        facts = check_request(unchecked, self.generator.models())
+        with caller.count_choices(unchecked.num_all_choices, unchecked.names.num_choices):
             identity = caller_of(caller.name, None)  # without the salt, which a caller may change at will
-            async with self.generator.admit(facts.id, demand.num_answers, identity, caller.weight) as answers:
+            async with self.generator.admit(facts.id, unchecked.num_all_choices, identity, caller.weight) as answers:
                 reader = self.prompt_reader(facts, incoming)
                 requests = await build_requests(
-                    demand, facts, reader, self.config, self.checker, caller.name, caller.weight
+                    unchecked, facts, reader, self.config, self.checker, caller.name, caller.weight
                 )
-                first_choices = requests[:: demand.num_choices]  # one for each prompt
+                first_choices = requests[:: unchecked.num_choices]  # one for each prompt
                 num_prompt = sum(len(request.caller_prompt_ids) for request in first_choices)
                 record = current_record()
                 record.model = facts.id

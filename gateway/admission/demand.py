@@ -80,6 +80,6 @@ class UncheckedRequest:
     """Number of tokens at the end of a prompt that are used. -1: as many as fit the context. None: the whole prompt."""
 
     @property
-    def num_answers(self) -> int:
+    def num_all_choices(self) -> int:
         """Number of choices of all prompts together."""
         return len(self.prompts) * self.num_choices

@@ -60,75 +60,76 @@ def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     raise ModelNotFound(f"the model {shown} does not exist; served here: {known}", param="model")
 
 
-def check_demand(demand: UncheckedRequest, served: Sequence[ServedFacts]) -> ServedFacts:
+def check_request(unchecked: UncheckedRequest, served: Sequence[ServedFacts]) -> ServedFacts:
     """Check all fields of a request that can be checked without tokens. Return the model that it requests.
 
     served: models that the gateway serves now. Raises InvalidRequest or ModelNotFound.
     """
-    facts = requested_model(served, demand.model)
-    names = demand.names
-    CHOICES.check(names.num_choices, demand.num_choices)
-    if demand.max_tokens is not None:
-        Range(1, max(facts.context_limit, demand.max_tokens)).check(names.max_tokens, demand.max_tokens)
-    if demand.params.num_logprobs is not None:
-        LOGPROBS.check(names.num_logprobs, demand.params.num_logprobs)
-    _check_prompt_logprobs(demand, facts)
-    _check_truncation(demand, facts)
-    _check_prompts(demand, facts)
-    _check_texts(names.stop, "strings", demand.stop, MAX_STOPS)
-    _check_texts("bad_words", "entries", demand.bad_words, MAX_BAD_WORDS)
-    if demand.cache_salt is not None:
-        check_cache_salt(demand.cache_salt)
-    PRIORITY.check("priority", demand.priority)
-    if demand.max_tpot_ms is not None:
-        MAX_TPOT_MS.check("max_tpot_ms", demand.max_tpot_ms)
-    if demand.user is not None and len(demand.user) > MAX_USER_CHARS:
+    facts = requested_model(served, unchecked.model)
+    names = unchecked.names
+    CHOICES.check(names.num_choices, unchecked.num_choices)
+    if unchecked.max_tokens is not None:
+        Range(1, max(facts.context_limit, unchecked.max_tokens)).check(names.max_tokens, unchecked.max_tokens)
+    if unchecked.params.num_logprobs is not None:
+        LOGPROBS.check(names.num_logprobs, unchecked.params.num_logprobs)
+    _check_prompt_logprobs(unchecked, facts)
+    _check_truncation(unchecked, facts)
+    _check_prompts(unchecked, facts)
+    _check_texts(names.stop, "strings", unchecked.stop, MAX_STOPS)
+    _check_texts("bad_words", "entries", unchecked.bad_words, MAX_BAD_WORDS)
+    if unchecked.cache_salt is not None:
+        check_cache_salt(unchecked.cache_salt)
+    PRIORITY.check("priority", unchecked.priority)
+    if unchecked.max_tpot_ms is not None:
+        MAX_TPOT_MS.check("max_tpot_ms", unchecked.max_tpot_ms)
+    if unchecked.user is not None and len(unchecked.user) > MAX_USER_CHARS:
         raise InvalidRequest(
-            f"user has {len(demand.user)} characters, at most {MAX_USER_CHARS} are allowed", param="user"
+            f"user has {len(unchecked.user)} characters, at most {MAX_USER_CHARS} are allowed", param="user"
         )
-    _check_speculation(demand.speculation, facts.vocab_size)
-    _check_drafter(demand.speculation.drafter, facts)
-    _check_predicted(demand)
-    _check_tree(demand.speculation, facts)
-    _check_beams(demand, facts)
+    _check_speculation(unchecked.speculation, facts.vocab_size)
+    _check_drafter(unchecked.speculation.drafter, facts)
+    _check_predicted(unchecked)
+    _check_tree(unchecked.speculation, facts)
+    _check_beams(unchecked, facts)
     return facts
 
 
-def _check_truncation(demand: UncheckedRequest, facts: ServedFacts) -> None:
+def _check_truncation(unchecked: UncheckedRequest, facts: ServedFacts) -> None:
     name = "truncate_prompt_tokens"
-    num_tokens = demand.max_prompt_tokens
+    num_tokens = unchecked.max_prompt_tokens
     if num_tokens is None:
         return
     if num_tokens == 0:
         raise InvalidRequest(f"{name} is 0, which leaves nothing of a prompt; give more, or -1", param=name)
     Range(-1, facts.context_limit).check(name, num_tokens)
-    if num_tokens == -1 and (demand.max_tokens or 1) >= facts.context_limit:
+    if num_tokens == -1 and (unchecked.max_tokens or 1) >= facts.context_limit:
         raise InvalidRequest(
-            f"{name} is -1 and {demand.names.max_tokens} is {demand.max_tokens}, which leaves nothing of the context "
-            f"limit, {facts.context_limit}, to a prompt; give fewer, or say how many of the prompt are taken",
+            f"{name} is -1 and {unchecked.names.max_tokens} is {unchecked.max_tokens}, which leaves nothing of the "
+            f"context limit, {facts.context_limit}, to a prompt; give fewer, or set how many of the prompt are used",
             param=name,
         )
-    for prompt in demand.prompts:
+    for prompt in unchecked.prompts:
         if isinstance(prompt, Infill):
             why = f"{name} would cut off what marks the prefix of a prompt with a suffix; leave one out"
             raise InvalidRequest(why, param=name)
 
 
-def _check_prompts(demand: UncheckedRequest, facts: ServedFacts) -> None:
-    names = demand.names
-    num_prompts = len(demand.prompts)
+def _check_prompts(unchecked: UncheckedRequest, facts: ServedFacts) -> None:
+    names = unchecked.names
+    num_prompts = len(unchecked.prompts)
     if num_prompts == 0:
         raise InvalidRequest(f"{names.prompt} is an empty list", param=names.prompt)
-    if demand.num_answers > facts.max_answers:
+    if unchecked.num_all_choices > facts.max_choices:
         param = names.num_choices
         if num_prompts > 1:
             param = names.prompt
         raise InvalidRequest(
-            f"{num_prompts} prompts times {names.num_choices} = {demand.num_choices} are {demand.num_answers} "
-            f"answers, this server takes at most {facts.max_answers} at once; split the request",
+            f"{num_prompts} prompts times {names.num_choices} = {unchecked.num_choices} are "
+            f"{unchecked.num_all_choices} answers, this server takes at most {facts.max_choices} at once; split "
+            "the request",
             param=param,
         )
-    for prompt in demand.prompts:
+    for prompt in unchecked.prompts:
         if isinstance(prompt, Chat) and len(prompt.messages) > MAX_MESSAGES:
             raise InvalidRequest(
                 f"{names.prompt} has {len(prompt.messages)} messages, at most {MAX_MESSAGES} are allowed",
@@ -136,14 +137,14 @@ def _check_prompts(demand: UncheckedRequest, facts: ServedFacts) -> None:
             )
 
 
-def _check_prompt_logprobs(demand: UncheckedRequest, facts: ServedFacts) -> None:
-    if demand.num_prompt_logprobs is None:
+def _check_prompt_logprobs(unchecked: UncheckedRequest, facts: ServedFacts) -> None:
+    if unchecked.num_prompt_logprobs is None:
         return
-    LOGPROBS.check("prompt_logprobs", demand.num_prompt_logprobs)
+    LOGPROBS.check("prompt_logprobs", unchecked.num_prompt_logprobs)
     if facts.decoder_start_ids:
         raise InvalidRequest(
             "prompt_logprobs, or echo with logprobs, is given, and this model's prompts are read by an encoder, which "
-            "says no log-probs; leave it out",
+            "returns no log-probs; leave it out",
             param="prompt_logprobs",
         )
 
@@ -182,11 +183,11 @@ def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     )
 
 
-def _check_predicted(demand: UncheckedRequest) -> None:
-    drafter = demand.speculation.drafter
-    if drafter is not None and drafter.needs_prediction and not demand.prediction:
+def _check_predicted(unchecked: UncheckedRequest) -> None:
+    drafter = unchecked.speculation.drafter
+    if drafter is not None and drafter.needs_prediction and not unchecked.prediction:
         raise InvalidRequest(
-            f"speculation.drafter is {drafter} and {demand.names.prediction} is empty; give one, or name another "
+            f"speculation.drafter is {drafter} and {unchecked.names.prediction} is empty; give one, or name another "
             "drafter",
             param="speculation.drafter",
         )
@@ -205,27 +206,27 @@ def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
         raise InvalidRequest(f"{shown}, and {facts.no_trees}; give num_draft_tokens instead", param=name)
 
 
-def _check_beams(demand: UncheckedRequest, facts: ServedFacts) -> None:
-    beams = demand.params.beams
-    options = demand.speculation
-    names = demand.names
+def _check_beams(unchecked: UncheckedRequest, facts: ServedFacts) -> None:
+    beams = unchecked.params.beams
+    options = unchecked.speculation
+    names = unchecked.names
     if beams is None:
         return
     beams.check(facts.vocab_size, names.num_choices)
     if facts.no_beams is not None:
         raise InvalidRequest(f"use_beam_search is true, and {facts.no_beams}; leave it out", param="use_beam_search")
     output_name = "response_format"
-    if demand.output is not None:
-        output_name = demand.output.param
+    if unchecked.output is not None:
+        output_name = unchecked.output.param
     excluded = {
-        "stop": bool(demand.stop),
-        "bad_words": bool(demand.bad_words),
-        names.num_logprobs: demand.params.num_logprobs is not None,
-        "prompt_logprobs": demand.num_prompt_logprobs is not None,
-        "max_tokens 0": demand.is_empty,
-        output_name: demand.output is not None,
-        "tools": any(map(_offers_tools, demand.prompts)),
-        names.prediction: bool(demand.prediction),
+        "stop": bool(unchecked.stop),
+        "bad_words": bool(unchecked.bad_words),
+        names.num_logprobs: unchecked.params.num_logprobs is not None,
+        "prompt_logprobs": unchecked.num_prompt_logprobs is not None,
+        "max_tokens 0": unchecked.is_empty,
+        output_name: unchecked.output is not None,
+        "tools": any(map(_offers_tools, unchecked.prompts)),
+        names.prediction: bool(unchecked.prediction),
         "speculation.tree": options.tree is not None,
         "speculation.lenience": options.lenience is not None and options.lenience < 1.0,
         "speculation.drafter": options.drafter not in (None, Drafter.AUTO, Drafter.MODEL),

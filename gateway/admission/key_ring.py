@@ -37,7 +37,7 @@ class KeyRing:
         self._path = path
         self._clock = clock
         self._mark = _mark_of(path)
-        self._looked_s = clock()
+        self._checked_s = clock()
         self._failure: str | None = None
         """Error of the last attempt to read the file; None if `keys` are the keys in the file."""
         self._retry_at_s = 0.0
@@ -46,7 +46,7 @@ class KeyRing:
 
     def is_outdated(self) -> bool:
         """Return whether the file cannot be used now, so that previously read keys are still valid."""
-        self._look()
+        self._reload()
         return self._failure is not None
 
     def find(self, secret: str) -> ApiKey | None:
@@ -54,7 +54,7 @@ class KeyRing:
 
         The secret's digest is compared with that of every key, each in constant time.
         """
-        self._look()
+        self._reload()
         digest = digest_of(secret)
         match = None
         for key in self.keys:  # all of them, so that the time does not depend on which one matches
@@ -62,11 +62,11 @@ class KeyRing:
                 match = key
         return match
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         now = self._clock()
-        if now - self._looked_s < LOOK_S:
+        if now - self._checked_s < LOOK_S:
             return
-        self._looked_s = now
+        self._checked_s = now
         mark = _mark_of(self._path)
         changed = mark != self._mark
         if not changed and (self._failure is None or now < self._retry_at_s):

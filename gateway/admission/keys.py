@@ -91,7 +91,7 @@ class Bucket:
             return 0.0
         return missing * MINUTE_S / self.per_minute
 
-    def take(self, amount: float) -> None:
+    def subtract(self, amount: float) -> None:
         """Subtract `amount` from the bucket's level. A negative amount is added."""
         self._level -= amount
 
@@ -105,7 +105,7 @@ class Caller:
 
     def __init__(self, key: ApiKey | None, metrics: AccessMetrics, clock: Clock = time.monotonic) -> None:
         self.key = key
-        self.num_answers = 0
+        self.num_choices = 0
         """Number of the key's choices that run or wait."""
         self._metrics = metrics
         self._clock = clock
@@ -140,14 +140,14 @@ class Caller:
         if previous is None or key.tokens_per_minute != previous.tokens_per_minute:
             self._tokens = _bucket(key.tokens_per_minute, self._clock)
 
-    def take_request(self) -> None:
+    def count_request(self) -> None:
         """Count a request against the limit of requests per minute, before its body is read. Raises RateLimited."""
         if self.key is not None:
             self._metrics.requests.labels(key=self.key.name).inc()
-            self._take("requests_per_minute", self._requests, 1)
+            self._charge("requests_per_minute", self._requests, 1)
 
     @contextmanager
-    def answers(self, count: int, param: str) -> Iterator[None]:
+    def count_choices(self, count: int, param: str) -> Iterator[None]:
         """Context manager: count `count` choices against the key's limit of concurrent choices until the block ends.
 
         Raises RateLimited if too many run now, or InvalidRequest that names the field `param` if `count` alone exceeds
@@ -155,11 +155,11 @@ class Caller:
         """
         if self.key is not None and self.key.max_concurrent is not None:
             self._check_concurrent(count, self.key.max_concurrent, param)
-        self.num_answers += count
+        self.num_choices += count
         try:
             yield
         finally:
-            self.num_answers -= count
+            self.num_choices -= count
 
     def _check_concurrent(self, count: int, max_concurrent: int, param: str) -> None:
         if count > max_concurrent:
@@ -168,10 +168,10 @@ class Caller:
                 "(max_concurrent); split it",
                 param=param,
             )
-        if self.num_answers + count > max_concurrent:
+        if self.num_choices + count > max_concurrent:
             raise self._limited(
                 "max_concurrent",
-                f"the API key {self.name!r} has {self.num_answers} answers running or waiting, may have "
+                f"the API key {self.name!r} has {self.num_choices} answers running or waiting, may have "
                 f"{max_concurrent} (max_concurrent), and asks for {count} more; try again when one has ended",
                 BUSY_RETRY_S,
             )
@@ -181,7 +181,7 @@ class Caller:
 
         num_tokens: the most tokens that the request may use; `settle` corrects the count. Raises RateLimited.
         """
-        self._take("tokens_per_minute", self._tokens, num_tokens)
+        self._charge("tokens_per_minute", self._tokens, num_tokens)
 
     def settle(self, num_charged: int, num_prompt: int, num_output: int) -> None:
         """Correct the count of tokens after a request has ended.
@@ -189,12 +189,12 @@ class Caller:
         num_charged: tokens counted by `charge`. num_prompt, num_output: tokens that the request used.
         """
         if self._tokens is not None:
-            self._tokens.take(num_prompt + num_output - num_charged)
+            self._tokens.subtract(num_prompt + num_output - num_charged)
         if self.key is not None:
             self._metrics.tokens.labels(key=self.key.name, kind="prompt").inc(num_prompt)
             self._metrics.tokens.labels(key=self.key.name, kind="completion").inc(num_output)
 
-    def _take(self, limit: str, bucket: Bucket | None, amount: int) -> None:
+    def _charge(self, limit: str, bucket: Bucket | None, amount: int) -> None:
         if bucket is None:
             return
         wait_s = bucket.wait_s(amount)
@@ -202,7 +202,7 @@ class Caller:
             wait_s = _rounded_up(wait_s)
             why = f"the API key {self.name!r} is over its {limit} of {bucket.per_minute}; try again in {wait_s:g} s"
             raise self._limited(limit, why, wait_s)
-        bucket.take(amount)
+        bucket.subtract(amount)
 
     def _limited(self, limit: str, message: str, retry_after_s: float) -> RateLimited:
         self._metrics.limited.labels(key=self.name, limit=limit).inc()

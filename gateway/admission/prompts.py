@@ -65,7 +65,7 @@ class ChatSettings:
     """How control tokens in messages are treated, by the gateway's setting and that of the caller's API key."""
 
     @classmethod
-    def of_config(cls, config: GatewayConfig) -> ChatSettings:
+    def from_config(cls, config: GatewayConfig) -> ChatSettings:
         """Return the settings for chats that a gateway's configuration contains."""
         return cls(
             max_tools=config.max_tools,
@@ -136,7 +136,7 @@ class PromptReader:
         if len(pieces) == 1:
             return await self.encode(name, text, add_special_tokens, max_ids)
         if max_ids is None:
-            self._check_fits(name, text)
+            self._check_len(name, text)
         ids = await self.work(len(text), self.tokenizer.encode_pieces, pieces, add_special_tokens)
         if max_ids is not None:
             return tuple(ids[-max_ids:])
@@ -154,7 +154,7 @@ class PromptReader:
         """
         if max_ids is not None:
             return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))
-        self._check_fits(name, text)
+        self._check_len(name, text)
         if self._counts:
             return tuple(await self.work(len(text), self.tokenizer.encode, text, add_special_tokens))
         limit = self._context_limit
@@ -169,9 +169,9 @@ class PromptReader:
         """Return the first `max_ids` token ids of a text, without special tokens that the tokenizer would add."""
         return tuple(await self.work(len(text), self.tokenizer.first_ids, text, max_ids))
 
-    def _check_fits(self, name: str, text: str) -> None:
+    def _check_len(self, name: str, text: str) -> None:
         bounds = self.tokenizer.bounds
-        if bounds.fits(text, self._max_tokens):
+        if bounds.may_fit(text, self._max_tokens):
             return
         raise ContextExceeded(
             f"{name} has {len(text)} characters, {self._limit()} of at most {bounds.max_token_chars} characters; "

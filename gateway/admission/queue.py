@@ -101,17 +101,17 @@ class AdmissionQueue:
         self._config = config
         self._clock = clock
         self._capacity = config.max_running
-        self._line: list[tuple[Scheduling, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Scheduling, asyncio.Future[None]]] = []
         """Waiting choices, in the order of arrival."""
         self._num_held: Counter[bytes] = Counter()
         """Number of places held, by caller. Callers without a place have no entry."""
-        self._given = VirtualTokens()
+        self._served = VirtualTokens()
         """Number of places given so far, by caller."""
         self._idle_s = -math.inf
         """Monotonic time of the last arrival at an almost idle model, in seconds."""
         self._full_s = -math.inf
         """Monotonic time of the last arrival that found all places taken, in seconds."""
-        self._overloaded = False
+        self._is_overloaded = False
 
     @property
     def capacity(self) -> int:
@@ -121,21 +121,21 @@ class AdmissionQueue:
     @capacity.setter
     def capacity(self, capacity: int) -> None:
         self._capacity = self.estimate.num_places = capacity
-        self._let_in()
+        self._start_waiting()
 
     @property
     def num_queued(self) -> int:
         """Number of choices that wait for a place."""
         return self.num_admitted - self.num_running
 
-    def admit(self, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Admit `num_answers` more choices of a caller.
+    def admit(self, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> None:
+        """Admit `num_choices` more choices of a caller.
 
         Raises Overloaded, with the seconds after which to retry, if they cannot be admitted.
         """
-        if not self._is_within_share(num_answers, caller, weight):
-            self._check(num_answers)
-        self.change(num_answers, caller, weight)
+        if not self._is_within_share(num_choices, caller, weight):
+            self._check(num_choices)
+        self.change(num_choices, caller, weight)
 
     def change(self, by: int, caller: bytes = b"", weight: float = 1.0) -> None:
         """Add `by` to the number of admitted choices of a caller, without checking a limit. A negative `by` takes off.
@@ -147,7 +147,7 @@ class AdmissionQueue:
         if count:
             self._admitted[caller] = count, weight
 
-    def _is_within_share(self, num_answers: int, caller: bytes, weight: float) -> bool:
+    def _is_within_share(self, num_choices: int, caller: bytes, weight: float) -> bool:
         """The share of a caller is its weight over that of all callers with admitted choices.
 
         # capacity 12, weights 1 and 2: 4 and 8 places
@@ -157,14 +157,14 @@ class AdmissionQueue:
         num_admitted, _ = self._admitted.get(caller, (0, weight))
         other_weights = [of_other for other, (_, of_other) in self._admitted.items() if other != caller]
         total_weight = weight + sum(other_weights)
-        return num_admitted + num_answers <= max(1.0, self._capacity * weight / total_weight)
+        return num_admitted + num_choices <= max(1.0, self._capacity * weight / total_weight)
 
-    def _check(self, num_answers: int) -> None:
+    def _check(self, num_choices: int) -> None:
         config = self._config
         limit = self._capacity + config.max_queue
         wait_s = self.estimate.wait_s(self.num_admitted)
-        if self.num_admitted + num_answers > limit:
-            why = f"{num_answers} more would pass the limit of {limit}"
+        if self.num_admitted + num_choices > limit:
+            why = f"{num_choices} more would pass the limit of {limit}"
         elif not self._may_wait(wait_s):
             why = (
                 f"one more would wait for about {wait_s:.3g} s; the queue has been longer than max_queue_wait_s "
@@ -172,7 +172,7 @@ class AdmissionQueue:
             )
         else:
             return
-        self.num_refused += num_answers
+        self.num_refused += num_choices
         retry_after_s = min(max(wait_s, MIN_RETRY_S), config.request_timeout_s)
         raise Overloaded(
             f"{self.num_admitted} answers are running or waiting, {why}; try again later",
@@ -190,29 +190,29 @@ class AdmissionQueue:
         if self.num_admitted <= self._capacity // 8:
             self._idle_s = now_s
         if now_s - self._full_s >= CALM_S:
-            self._overloaded = False
+            self._is_overloaded = False
         if self.num_admitted < self._capacity:
             return True
         self._full_s = now_s
         if now_s - self._idle_s < BURST_S:
             return True
-        self._overloaded |= self.num_admitted > self._capacity and wait_s > self._config.max_queue_wait_s
-        return not self._overloaded
+        self._is_overloaded |= self.num_admitted > self._capacity and wait_s > self._config.max_queue_wait_s
+        return not self._is_overloaded
 
     async def acquire(self, scheduling: Scheduling) -> None:
         """Wait until a choice gets a place. If the waiting task is cancelled, the place goes to the next choice."""
-        if self.num_running < self._capacity and not self._line:
+        if self.num_running < self._capacity and not self._waiting:
             self._hold(scheduling.caller)
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append((scheduling, place))
+        self._waiting.append((scheduling, place))
         try:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
                 self.release(scheduling)
             else:
-                self._line = [waiting for waiting in self._line if waiting[1] is not place]
+                self._waiting = [waiting for waiting in self._waiting if waiting[1] is not place]
             raise
 
     def release(self, scheduling: Scheduling) -> None:
@@ -220,27 +220,27 @@ class AdmissionQueue:
         self.num_running -= 1
         self._num_held[scheduling.caller] -= 1
         self._num_held += Counter()  # forgets those that hold none
-        self._let_in()
+        self._start_waiting()
 
     def _hold(self, caller: bytes) -> None:
         self.num_running += 1
         self._num_held[caller] += 1
 
-    def _let_in(self) -> None:
-        self._line = [waiting for waiting in self._line if not waiting[1].done()]
-        if not self._line or self.num_running >= self._capacity:
+    def _start_waiting(self) -> None:
+        self._waiting = [waiting for waiting in self._waiting if not waiting[1].done()]
+        if not self._waiting or self.num_running >= self._capacity:
             return
-        weights = {scheduling.caller: scheduling.weight for scheduling, _ in self._line}  # of the callers that wait
-        self._given.wait(weights, self._num_held)
-        while self._line and self.num_running < self._capacity:
-            caller = min((scheduling for scheduling, _ in self._line), key=self._rank).caller
-            of_caller = [waiting for waiting in self._line if waiting[0].caller == caller]
+        weights = {scheduling.caller: scheduling.weight for scheduling, _ in self._waiting}  # of the callers that wait
+        self._served.wait(weights, self._num_held)
+        while self._waiting and self.num_running < self._capacity:
+            caller = min((scheduling for scheduling, _ in self._waiting), key=self._rank).caller
+            of_caller = [waiting for waiting in self._waiting if waiting[0].caller == caller]
             first = min(of_caller, key=lambda waiting: waiting[0].priority)
-            self._line.remove(first)
-            self._given.add_served(caller, 1.0)
+            self._waiting.remove(first)
+            self._served.add_served(caller, 1.0)
             self._hold(caller)
             _, place = first
             place.set_result(None)
 
     def _rank(self, scheduling: Scheduling) -> tuple[float, float]:
-        return self._num_held[scheduling.caller] / scheduling.weight, self._given.given(scheduling.caller)
+        return self._num_held[scheduling.caller] / scheduling.weight, self._served.served(scheduling.caller)

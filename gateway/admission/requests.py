@@ -33,7 +33,7 @@ prompt of 32k tokens has 0.7 million, which take 5 MB from the target, and 300 M
 
 
 async def build_requests(
-    demand: UncheckedRequest,
+    unchecked: UncheckedRequest,
     facts: ServedFacts,
     reader: PromptReader,
     config: GatewayConfig,
@@ -45,94 +45,96 @@ async def build_requests(
 
     Chats are rendered and grammars are checked in other processes. Long texts are tokenised on threads.
 
-    demand: request that has passed `check_demand`. key_name, weight: name and weight of the caller's API key.
+    unchecked: request that has passed `check_request`. key_name, weight: name and weight of the caller's API key.
 
     Raises InvalidRequest, and ContextExceeded for a prompt that does not fit the context.
 
         # 2 prompts with n = 3: the last choice of the second prompt has index 1 * 3 + 2 = 5
     """
-    options = demand.speculation
+    options = unchecked.speculation
     check_what_is_drafted(
         options.num_draft_tokens, options.tree, options.drafter, config.max_draft_tokens, "speculation."
     )
-    num_chars = 2 * sum(map(len, demand.bad_words))
-    words = await reader.work(num_chars, bad_word_ids, demand.bad_words, reader.tokenizer)
+    num_chars = 2 * sum(map(len, unchecked.bad_words))
+    words = await reader.work(num_chars, bad_word_ids, unchecked.bad_words, reader.tokenizer)
     for word in words:
         check_rows("bad_words", word, facts.vocab_size, reader.tokenizer)
-    rule = _acceptance(demand.speculation, config)
-    lenience = _lenience(demand.speculation, config)
+    rule = _acceptance(unchecked.speculation, config)
+    lenience = _lenience(unchecked.speculation, config)
     grammars = CallerGrammars(checker, caller_of(key_name, None))
-    grammar = await grammars.output(demand.output)
-    params = demand.params
-    if demand.named is not None:
-        params = apply_defaults(params, demand.named, facts.sampling_defaults)
+    grammar = await grammars.output(unchecked.output)
+    params = unchecked.params
+    if unchecked.named is not None:
+        params = apply_defaults(params, unchecked.named, facts.sampling_defaults)
     base = dataclasses.replace(
         params, bad_words=(*params.bad_words, *words), acceptance=rule, lenience=lenience, grammar=grammar
     )
     # Once, before prompts cost anything; only what depends on a prompt's length is checked for each prompt again.
     max_tokens = facts.context_limit
-    if demand.max_tokens is not None:
-        max_tokens = min(demand.max_tokens, facts.context_limit)
+    if unchecked.max_tokens is not None:
+        max_tokens = min(unchecked.max_tokens, facts.context_limit)
     elif base.beams is not None:
         max_tokens = 1
     dataclasses.replace(base, max_tokens=max_tokens).check(facts.vocab_size)
     prediction_ids: tuple[int, ...] = ()
-    if demand.prediction and _uses_prediction(demand.speculation, config):
-        prediction_ids = await _prediction_ids(demand, facts, reader)
+    if unchecked.prediction and _uses_prediction(unchecked.speculation, config):
+        prediction_ids = await _prediction_ids(unchecked, facts, reader)
     corpus_id = corpus_of(
         config.lookup_scope,
         key_name,
-        demand.user,
-        demand.cache_salt,
-        may_read=demand.speculation.explain or lenience < 1.0,
+        unchecked.user,
+        unchecked.cache_salt,
+        may_read=unchecked.speculation.explain or lenience < 1.0,
     )
     template = GenerationRequest(
-        request_id=demand.request_id,
+        request_id=unchecked.request_id,
         model=facts.id,
         prompt_ids=(),
         params=base,
-        stop=demand.stop,
-        speculation=demand.speculation,
+        stop=unchecked.stop,
+        speculation=unchecked.speculation,
         prediction_ids=prediction_ids,
-        cache_salt=salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt),
+        cache_salt=salt_of(config.prefix_cache_scope, key_name, unchecked.user, unchecked.cache_salt),
         corpus_id=corpus_id,
-        scheduling=Scheduling(caller_of(key_name, demand.cache_salt), weight, demand.priority, demand.max_tpot_ms),
+        scheduling=Scheduling(
+            caller_of(key_name, unchecked.cache_salt), weight, unchecked.priority, unchecked.max_tpot_ms
+        ),
         key_name=key_name,
-        is_empty=demand.is_empty,
-        keeps_stop=demand.keeps_stop,
-        stops_in_reasoning=demand.stops_in_reasoning,
-        shows_special=demand.shows_special,
+        is_empty=unchecked.is_empty,
+        keeps_stop=unchecked.keeps_stop,
+        stops_in_reasoning=unchecked.stops_in_reasoning,
+        shows_special=unchecked.shows_special,
     )
     may_be_cut = config.max_tokens_beyond_context == "clamp"
     requests: list[GenerationRequest] = []
-    for prompt in demand.prompts:
+    for prompt in unchecked.prompts:
         prepared = await prepare_prompt(
             prompt,
             reader,
-            demand.names.prompt,
+            unchecked.names.prompt,
             grammars,
             base.grammar,
-            demand.adds_special,
-            _max_prompt_tokens(demand, facts),
+            unchecked.adds_special,
+            _max_prompt_tokens(unchecked, facts),
         )
         if not isinstance(prompt, tuple):
-            check_rows(demand.names.prompt, prepared.ids, facts.vocab_size, reader.tokenizer)
-        request = _request_of(template, demand, facts, prepared, may_be_cut)
-        requests += _choices(_with_answer_stops(request, reader.tokenizer), demand)
+            check_rows(unchecked.names.prompt, prepared.ids, facts.vocab_size, reader.tokenizer)
+        request = _request_of(template, unchecked, facts, prepared, may_be_cut)
+        requests += _choices(_with_answer_stops(request, reader.tokenizer), unchecked)
     return tuple(requests)
 
 
 async def prompt_ids(
-    demand: UncheckedRequest, reader: PromptReader, checker: GrammarChecker, key_name: str | None
+    unchecked: UncheckedRequest, reader: PromptReader, checker: GrammarChecker, key_name: str | None
 ) -> tuple[int, ...]:
     """Return the token ids of the demand's only chat, without generating an output.
 
     Raises InvalidRequest, also for an output format that cannot be enforced.
     """
-    (chat,) = demand.prompts
+    (chat,) = unchecked.prompts
     grammars = CallerGrammars(checker, caller_of(key_name, None))
-    grammar = await grammars.output(demand.output)
-    return (await prepare_prompt(chat, reader, demand.names.prompt, grammars, grammar)).ids
+    grammar = await grammars.output(unchecked.output)
+    return (await prepare_prompt(chat, reader, unchecked.names.prompt, grammars, grammar)).ids
 
 
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
@@ -190,28 +192,28 @@ def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokeni
             )
 
 
-def _check_num_scores(demand: UncheckedRequest, num_prompt: int) -> None:
-    if demand.num_prompt_logprobs is None:
+def _check_num_scores(unchecked: UncheckedRequest, num_prompt: int) -> None:
+    if unchecked.num_prompt_logprobs is None:
         return
-    num_best = demand.num_prompt_logprobs
-    num_answers = demand.num_answers
+    num_best = unchecked.num_prompt_logprobs
+    num_answers = unchecked.num_all_choices
     num_scores = num_prompt * (num_best + 1) * num_answers
     if num_scores > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"prompt_logprobs, or logprobs with echo, is {num_best}, which of a prompt of {num_prompt} tokens and "
-            f"{num_answers} answers makes {num_scores} log-probs, at most {MAX_PROMPT_LOGPROBS} are told; ask for "
+            f"{num_answers} answers makes {num_scores} log-probs, at most {MAX_PROMPT_LOGPROBS} are returned; set "
             "fewer, or split the request",
             param="prompt_logprobs",
         )
 
 
-async def _prediction_ids(demand: UncheckedRequest, facts: ServedFacts, reader: PromptReader) -> tuple[int, ...]:
-    name = demand.names.prediction
+async def _prediction_ids(unchecked: UncheckedRequest, facts: ServedFacts, reader: PromptReader) -> tuple[int, ...]:
+    name = unchecked.names.prediction
     tokenizer = reader.tokenizer
-    ids = await reader.first_ids(demand.prediction, facts.context_limit)  # no output is longer
+    ids = await reader.first_ids(unchecked.prediction, facts.context_limit)  # no output is longer
     for token_id in sorted(tokenizer.special_ids.intersection(ids)):
         text = tokenizer.token_text(token_id)
-        if text in demand.prediction:  # else the tokenizer put it there, such as for an unknown word
+        if text in unchecked.prediction:  # else the tokenizer put it there, such as for an unknown word
             raise InvalidRequest(f"{name} holds {text!r}, a special token, which is no text; leave it out", param=name)
     check_rows(name, ids, facts.vocab_size, tokenizer)
     return ids
@@ -219,31 +221,31 @@ async def _prediction_ids(demand: UncheckedRequest, facts: ServedFacts, reader: 
 
 def _request_of(
     template: GenerationRequest,
-    demand: UncheckedRequest,
+    unchecked: UncheckedRequest,
     facts: ServedFacts,
     prepared: PreparedPrompt,
     may_be_cut: bool,
 ) -> GenerationRequest:
     # `template` holds all that the prompts of the demand share.
     ids = prepared.ids
-    if prepared.grammar and demand.params.ignore_eos:
+    if prepared.grammar and unchecked.params.ignore_eos:
         what = "tools"
-        if demand.output is not None:
-            what = demand.output.param
+        if unchecked.output is not None:
+            what = unchecked.output.param
         raise InvalidRequest(
-            f"ignore_eos is true and {what} says what the answer has to be, which then could not end where it is "
+            f"ignore_eos is true and {what} sets the form of the output, which then could not end where it is "
             "complete; leave one out",
             param="ignore_eos",
         )
     source_ids: tuple[int, ...] = ()
     if facts.decoder_start_ids:
-        _check_source(demand, facts.context_limit, len(ids))
+        _check_source(unchecked, facts.context_limit, len(ids))
         source_ids = ids
         ids = facts.decoder_start_ids
-    max_tokens = _max_tokens(demand, facts, len(ids), may_be_cut)
-    check_token_ids(demand.names.prompt, source_ids or ids, facts.vocab_size)
-    _check_num_scores(demand, len(ids))
-    seed = demand.seed
+    max_tokens = _max_tokens(unchecked, facts, len(ids), may_be_cut)
+    check_token_ids(unchecked.names.prompt, source_ids or ids, facts.vocab_size)
+    _check_num_scores(unchecked, len(ids))
+    seed = unchecked.seed
     if seed is None:
         seed = secrets.randbits(53)  # it is reported, and JSON numbers lose more bits in many clients
     params = dataclasses.replace(template.params, max_tokens=max_tokens, seed=seed, grammar=prepared.grammar)
@@ -270,43 +272,43 @@ def _with_answer_stops(request: GenerationRequest, tokenizer: Tokenizer) -> Gene
     )
 
 
-def _choices(request: GenerationRequest, demand: UncheckedRequest) -> list[GenerationRequest]:
+def _choices(request: GenerationRequest, unchecked: UncheckedRequest) -> list[GenerationRequest]:
     choices: list[GenerationRequest] = []
-    for choice in range(demand.num_choices):
+    for choice in range(unchecked.num_choices):
         params = dataclasses.replace(request.params, choice=choice)
         num_prompt_logprobs: int | None = None
         if choice == 0:  # responses show the first one's with all choices
-            num_prompt_logprobs = demand.num_prompt_logprobs
+            num_prompt_logprobs = unchecked.num_prompt_logprobs
         choices.append(dataclasses.replace(request, params=params, num_prompt_logprobs=num_prompt_logprobs))
     return choices
 
 
-def _max_prompt_tokens(demand: UncheckedRequest, facts: ServedFacts) -> int | None:
-    num_tokens = demand.max_prompt_tokens
+def _max_prompt_tokens(unchecked: UncheckedRequest, facts: ServedFacts) -> int | None:
+    num_tokens = unchecked.max_prompt_tokens
     if num_tokens is None:
         return None
     if num_tokens == -1:
         num_tokens = facts.context_limit
         if not facts.decoder_start_ids:  # prompt and output share the context
-            num_tokens -= demand.max_tokens or 1
+            num_tokens -= unchecked.max_tokens or 1
     return max(1, num_tokens)
 
 
-def _check_source(demand: UncheckedRequest, context_limit: int, num_source: int) -> None:
+def _check_source(unchecked: UncheckedRequest, context_limit: int, num_source: int) -> None:
     if num_source > context_limit:
         raise ContextExceeded(
-            f"{demand.names.prompt} has {num_source} tokens, the encoder reads at most {context_limit}; shorten it",
-            param=demand.names.prompt,
+            f"{unchecked.names.prompt} has {num_source} tokens, the encoder reads at most {context_limit}; shorten it",
+            param=unchecked.names.prompt,
         )
 
 
-def _max_tokens(demand: UncheckedRequest, facts: ServedFacts, num_prompt: int, may_be_cut: bool) -> int:
+def _max_tokens(unchecked: UncheckedRequest, facts: ServedFacts, num_prompt: int, may_be_cut: bool) -> int:
     """may_be_cut: whether a larger max_tokens is lowered to the tokens that the context leaves, rather than refused.
 
     # context limit 100, prompt of 90 tokens, max_tokens 20: 10 if `may_be_cut`, else ContextExceeded
     """
     context_limit = facts.context_limit
-    name = demand.names.prompt
+    name = unchecked.names.prompt
     remaining = context_limit - num_prompt
     if remaining < 1:
         raise ContextExceeded(
@@ -314,24 +316,24 @@ def _max_tokens(demand: UncheckedRequest, facts: ServedFacts, num_prompt: int, m
             "shorten it",
             param=name,
         )
-    if demand.params.min_tokens > remaining:
+    if unchecked.params.min_tokens > remaining:
         raise InvalidRequest(
-            f"min_tokens is {demand.params.min_tokens}, and {name} has {num_prompt} tokens, of the context limit "
+            f"min_tokens is {unchecked.params.min_tokens}, and {name} has {num_prompt} tokens, of the context limit "
             f"{context_limit} at most {remaining} can follow; lower it, or shorten {name}",
             param="min_tokens",
         )
-    if demand.max_tokens is None:
+    if unchecked.max_tokens is None:
         stated: float = remaining
-        if demand.named is not None:
+        if unchecked.named is not None:
             stated = facts.sampling_defaults.get(MAX_TOKENS, remaining)
-        return max(min(remaining, int(stated)), demand.params.min_tokens)
-    if demand.max_tokens > remaining:
+        return max(min(remaining, int(stated)), unchecked.params.min_tokens)
+    if unchecked.max_tokens > remaining:
         if may_be_cut:
             return remaining
         raise ContextExceeded(
-            f"{name} has {num_prompt} tokens and {demand.names.max_tokens} is {demand.max_tokens}, together "
-            f"{num_prompt + demand.max_tokens}; the context limit is {context_limit}, so at most {remaining} can "
+            f"{name} has {num_prompt} tokens and {unchecked.names.max_tokens} is {unchecked.max_tokens}, together "
+            f"{num_prompt + unchecked.max_tokens}; the context limit is {context_limit}, so at most {remaining} can "
             "follow",
-            param=demand.names.max_tokens,
+            param=unchecked.names.max_tokens,
         )
-    return demand.max_tokens
+    return unchecked.max_tokens

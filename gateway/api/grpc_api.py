@@ -19,7 +19,7 @@ from gateway.admission.demand import FieldNames, Prompt, UncheckedRequest
 from gateway.admission.demand_checks import MAX_MESSAGES, MAX_STOPS
 from gateway.admission.prompts import Chat
 from gateway.api.http_io import WRITE_TIMEOUT_S, internal_error
-from gateway.api.request_body import BODY_TIMEOUT_S, let_others_run, max_values
+from gateway.api.request_body import BODY_TIMEOUT_S, max_values, yield_to_loop
 from gateway.confined.template_shape import Message
 from gateway.generation import (
     ChoiceUsage,
@@ -82,7 +82,7 @@ class GenerationServicer:
         self._admission = admission
         self._http_port = http_port
         unread = CallLimits("calls await their message", MAX_UNREAD_CALLS, MAX_UNREAD_CALLS // 2)
-        self._turns = CallQueue(NUM_LARGEST, NUM_LARGEST // 4, unread)
+        self._read_queue = CallQueue(NUM_LARGEST, NUM_LARGEST // 4, unread)
         """Limits how many messages are received at once, because their size is not known before."""
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
@@ -119,13 +119,13 @@ class GenerationServicer:
 
     async def _generate(self, context: Context, answer_id: str) -> None:
         with self._incoming(context) as incoming:
-            incoming.caller.take_request()
+            incoming.caller.count_request()
             request = await self._read(context, gateway_pb2.GenerateRequest, incoming)
-            await let_others_run(request.ByteSize())
-            demand = demand_of(request, answer_id, max_values(self._admission.generator.models()))
-            async with self._admission.answers(demand, incoming) as answers:
+            await yield_to_loop(request.ByteSize())
+            unchecked = parse_request(request, answer_id, max_values(self._admission.generator.models()))
+            async with self._admission.answers(unchecked, incoming) as answers:
                 async for index, output in answers.stream():
-                    await _write(context, response_of(demand.request_id, index, output))
+                    await _write(context, response_of(unchecked.request_id, index, output))
 
     async def GetModels(self, _: object, context: Context) -> gateway_pb2.GetModelsResponse:
         """Return the served models and the port of the HTTP server."""
@@ -149,7 +149,7 @@ class GenerationServicer:
         """Return the only message of a call. Raises RequestTooSlow, Overloaded, or InvalidRequest for another one."""
         caller = incoming.caller.name or host_of(context)
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S), self._turns.one(caller):
+            async with asyncio.timeout(BODY_TIMEOUT_S), self._read_queue.one(caller):
                 data: Any = await context.read()
         except TimeoutError:
             raise RequestTooSlow(f"the message did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
@@ -176,7 +176,7 @@ async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> No
         raise DeadlineExceeded(f"the client read nothing for {WRITE_TIMEOUT_S:g} s") from None
 
 
-def demand_of(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_ids: int) -> UncheckedRequest:
+def parse_request(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_ids: int) -> UncheckedRequest:
     """Convert a request message to an UncheckedRequest. Raises InvalidRequest, which names the field.
 
     max_prompt_ids: maximal number of token ids of a prompt; a longer one is refused before it is converted.
@@ -220,7 +220,7 @@ def _sampling_params(request: gateway_pb2.GenerateRequest) -> SamplingParams:
     if params.beams is not None:
         if params.beams.width:
             raise InvalidRequest(
-                f"params.beams.width is {params.beams.width}; it is num_choices that says it", param="params.beams"
+                f"params.beams.width is {params.beams.width}; set num_choices instead", param="params.beams"
             )
         beams = dataclasses.replace(params.beams, width=request.num_choices or 1)
         params = dataclasses.replace(params, beams=beams)

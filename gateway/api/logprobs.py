@@ -35,13 +35,13 @@ class PromptFields:
     num_echoed: int | None
     """Number of most likely tokens in a completion's `logprobs` for each token of an echoed prompt; None for none."""
 
-    def of_choice(self, output: RoundOutput) -> Json:
+    def choice_fields(self, output: RoundOutput) -> Json:
         """Return the field `token_ids` for the output of a choice, or no field if the client does not ask for it."""
         if not self.token_ids:
             return {}
         return {"token_ids": [token.id for token in output.tokens]}
 
-    def of_prompt(self, index: int, output: RoundOutput) -> Json:
+    def prompt_fields(self, index: int, output: RoundOutput) -> Json:
         """Return the fields about the prompt of the choice with this index.
 
         output: first output of the choice, which has the prompt's log-probs.

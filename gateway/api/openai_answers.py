@@ -33,12 +33,12 @@ class OpenAIAnswer:
 
     admission: Admission
     body: CompletionBody | ChatBody
-    demand: UncheckedRequest
+    unchecked: UncheckedRequest
     incoming: IncomingRequest
 
     async def whole(self) -> JsonResponse:
         """Run the request to its end, and return the response with all choices."""
-        async with self.admission.answers(self.demand, self.incoming) as answers:
+        async with self.admission.answers(self.unchecked, self.incoming) as answers:
             form = await self._create_form(answers.requests)
             rounds: list[list[RoundOutput]] = [[] for _ in answers.requests]
             async for index, output in answers.stream():
@@ -49,12 +49,12 @@ class OpenAIAnswer:
         return await asyncio.to_thread(self._response, answers.requests, form, rounds)
 
     def _is_small(self, requests: tuple[GenerationRequest, ...], rounds: Sequence[Sequence[RoundOutput]]) -> bool:
-        if self.demand.num_prompt_logprobs is not None:
+        if self.unchecked.num_prompt_logprobs is not None:
             return False
         num_tokens = 0
         for outputs in rounds:
             num_tokens += sum(len(output.tokens) for output in outputs)
-        num_entries = (1 + (self.demand.params.num_logprobs or 0)) * num_tokens
+        num_entries = (1 + (self.unchecked.params.num_logprobs or 0)) * num_tokens
         if self.body.return_token_ids:
             num_entries += sum(len(request.caller_prompt_ids) for request in requests)
         return num_entries <= INLINE_ENTRIES
@@ -66,19 +66,19 @@ class OpenAIAnswer:
         rounds: Sequence[Sequence[RoundOutput]],
     ) -> JsonResponse:
         answer = self._head(requests, form.object)
-        outputs = with_prompt_logprobs([join_outputs(outputs) for outputs in rounds], self.demand.num_choices)
+        outputs = with_prompt_logprobs([join_outputs(outputs) for outputs in rounds], self.unchecked.num_choices)
         usages = [output.usage for output in outputs if output.usage is not None]
         choices = []
         for position, index in enumerate(self._returned(outputs)):
             choices.append(form.choice(index, outputs[index]) | {"index": position})
         answer |= form.answer_fields(0, outputs[0])
-        usage = usage_of(usages, self.demand.num_choices, form.num_reasoning_tokens)
+        usage = usage_of(usages, self.unchecked.num_choices, form.num_reasoning_tokens)
         steps = [(output.num_drafted, output.num_accepted) for output in rounds[0]]
         return JsonResponse({**answer, "choices": choices, "usage": usage, "metrics": self._metrics(requests, steps)})
 
     def _returned(self, outputs: Sequence[RoundOutput]) -> Sequence[int]:
         if isinstance(self.body, CompletionBody):
-            return best_of(outputs, self.demand.num_choices, self.body.n or 1)
+            return best_of(outputs, self.unchecked.num_choices, self.body.n or 1)
         return range(len(outputs))
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -90,7 +90,7 @@ class OpenAIAnswer:
         steps: list[Step] = []
         num_tokens: Counter[int] = Counter()
         begun: set[int] = set()  # choices that have an output
-        async with self.admission.answers(self.demand, self.incoming) as answers:
+        async with self.admission.answers(self.unchecked, self.incoming) as answers:
             form = await self._create_form(answers.requests)
             head = self._head(answers.requests, form.chunk_object)
             if self.body.include_usage:
@@ -116,7 +116,7 @@ class OpenAIAnswer:
                 yield event({**head, **fields, "choices": [chunk]})
         if self.body.include_usage:
             in_order = [usages[index] for index in sorted(usages)]
-            usage = usage_of(in_order, self.demand.num_choices, form.num_reasoning_tokens)
+            usage = usage_of(in_order, self.unchecked.num_choices, form.num_reasoning_tokens)
             metrics = self._metrics(answers.requests, steps)
             yield event({**head, "choices": [], "usage": usage, "metrics": metrics})
         yield DONE
@@ -146,14 +146,14 @@ class OpenAIAnswer:
     async def _echoes(self, tokenizer: Tokenizer, requests: tuple[GenerationRequest, ...]) -> list[str]:
         """Return the text of the prompt of each choice."""
         skips_special = self.body.skip_special_tokens is not False
-        prompts = [request.caller_prompt_ids for request in requests[:: self.demand.num_choices]]
+        prompts = [request.caller_prompt_ids for request in requests[:: self.unchecked.num_choices]]
 
         def decode() -> list[str]:
             return [tokenizer.decode(ids, skips_special) for ids in prompts]
 
         echoes = []
         for text in await asyncio.to_thread(decode):
-            echoes += [text] * self.demand.num_choices
+            echoes += [text] * self.unchecked.num_choices
         return echoes
 
     def _prompt_fields(
@@ -166,7 +166,7 @@ class OpenAIAnswer:
 
     def _head(self, requests: tuple[GenerationRequest, ...], kind: str) -> Json:
         return {
-            "id": self.demand.request_id,
+            "id": self.unchecked.request_id,
             "object": kind,
             "created": int(time.time()),
             "model": requests[0].model,

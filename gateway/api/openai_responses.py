@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.api.logprobs import PromptFields, chat_logprobs, completion_logprobs
 from gateway.api.speculation_answers import speculation_of
-from gateway.generation import FinishReason, RoundOutput
+from gateway.generation import FinishReason, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer
 from gateway.tools.call_families import CallIds
 from gateway.tools.parts import Arguments, CallStart, Content, Part, Reasoning
@@ -65,9 +65,9 @@ class CompletionForm:
         if self.token_kinds:
             choice["speculation"] = speculation_of(output, self.tokenizer)
         if self.prompts is not None:
-            choice |= self.prompts.of_choice(output)
+            choice |= self.prompts.choice_fields(output)
             if first:
-                choice |= self.prompts.of_prompt(index, output)
+                choice |= self.prompts.prompt_fields(index, output)
         return choice
 
     def _logprobs(self, index: int, output: RoundOutput, first: bool) -> Json | None:
@@ -144,7 +144,7 @@ class ChatForm:
         """
         if self.prompts is None or index:
             return {}
-        return self.prompts.of_prompt(index, output)
+        return self.prompts.prompt_fields(index, output)
 
     @property
     def _reports_tokens(self) -> bool:
@@ -157,7 +157,7 @@ class ChatForm:
         if self.token_kinds:
             fields["speculation"] = speculation_of(output, self.tokenizer)
         if self.prompts is not None:
-            fields |= self.prompts.of_choice(output)
+            fields |= self.prompts.choice_fields(output)
         return fields
 
     def _reader(self, index: int) -> ChoiceReader | None:
@@ -276,9 +276,11 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[int, str], str]) -> Json:
 
 def join_outputs(outputs: Sequence[RoundOutput]) -> RoundOutput:
     """Return one output that joins all outputs of a choice."""
-    tokens = tuple(token for output in outputs for token in output.tokens)
+    tokens = list[OutputToken]()
+    for output in outputs:
+        tokens += output.tokens
     text = "".join(output.text_delta for output in outputs)
-    return replace(outputs[-1], tokens=tokens, text_delta=text, prompt_logprobs=outputs[0].prompt_logprobs)
+    return replace(outputs[-1], tokens=tuple(tokens), text_delta=text, prompt_logprobs=outputs[0].prompt_logprobs)
 
 
 def with_prompt_logprobs(outputs: Sequence[RoundOutput], num_choices: int) -> list[RoundOutput]:

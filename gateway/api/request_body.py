@@ -43,7 +43,7 @@ async def read_json(request: Request, incoming: IncomingRequest, models: Callabl
     """
     check_is_json(request.headers.get("content-type", ""))
     body = await _read_bytes(request, incoming)
-    await let_others_run(len(body))
+    await yield_to_loop(len(body))
     if len(body) > LARGE_BYTES:
         await check_values(body, max_values(models()))
     try:
@@ -51,7 +51,7 @@ async def read_json(request: Request, incoming: IncomingRequest, models: Callabl
             data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    await let_others_run(len(body))
+    await yield_to_loop(len(body))
     return data
 
 
@@ -149,7 +149,7 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-async def let_others_run(num_bytes: int) -> None:
+async def yield_to_loop(num_bytes: int) -> None:
     """Return to the event loop once if a request of `num_bytes` is large.
 
     Call it between two steps of work on a request.

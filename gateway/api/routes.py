@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.demand import UncheckedRequest
-from gateway.admission.demand_checks import check_demand, find_model, requested_model
+from gateway.admission.demand_checks import check_request, find_model, requested_model
 from gateway.api.forms.layers import FormFactory, LayerAnswer
 from gateway.api.forms.messages_form import MessageForm
 from gateway.api.forms.messages_schemas import CountBody, MessagesBody
@@ -77,11 +77,12 @@ class BodyRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
+        endpoint = self.endpoint
+        model = get_type_hints(self.endpoint)["body"]
 
         async def handle(request: Request) -> Response:
             incoming: IncomingRequest = request.scope["incoming"]  # made by gateway.api.app.KeyGate
-            incoming.caller.take_request()
+            incoming.caller.count_request()
             models = request.scope["models"]
             body = parse_body(model, await read_json(request, incoming, models), models)
             await asyncio.sleep(0)  # others run now: 4,000 messages took 13 ms to check, and their demand takes 4 ms
@@ -161,19 +162,19 @@ class Routes:
         """Respond as OpenAI's Responses API, without storing responses."""
         answer_id = request.scope["answer_id"]
         create_form = partial(ResponseForm, body, answer_id)
-        return await self._answer_layer(request, body, body.demand(answer_id), create_form)
+        return await self._answer_layer(request, body, body.unchecked_request(answer_id), create_form)
 
     async def messages(self, request: Request, body: MessagesBody) -> Response:
         """Respond as Anthropic's Messages API."""
         answer_id = request.scope["answer_id"]
         create_form = partial(MessageForm, body.max_tokens, answer_id)
-        return await self._answer_layer(request, body, body.demand(answer_id), create_form)
+        return await self._answer_layer(request, body, body.unchecked_request(answer_id), create_form)
 
     async def _answer_layer(
-        self, request: Request, body: Layer, demand: UncheckedRequest, create_form: FormFactory
+        self, request: Request, body: Layer, unchecked: UncheckedRequest, create_form: FormFactory
     ) -> Response:
         token_kinds = body.speculation is not None and body.speculation.has_kinds
-        answer = LayerAnswer(self.admission, demand, request.scope["incoming"], create_form, token_kinds)
+        answer = LayerAnswer(self.admission, unchecked, request.scope["incoming"], create_form, token_kinds)
         if body.stream:
             ping = PING
             if is_anthropic_path(request.url.path):
@@ -193,10 +194,10 @@ class Routes:
         return await self._count(request, body, {"object": "response.input_tokens"})
 
     async def _count(self, request: Request, body: CountBody | ResponsesBody, fields: Json) -> Response:
-        demand = body.demand(request.scope["answer_id"])
-        facts = check_demand(demand, self.admission.generator.models())
-        replace(demand.params, max_tokens=facts.context_limit).check(facts.vocab_size)  # as for a generation
-        read = partial(self.admission.prompt_ids, facts, request.scope["incoming"], demand)
+        unchecked = body.unchecked_request(request.scope["answer_id"])
+        facts = check_request(unchecked, self.admission.generator.models())
+        replace(unchecked.params, max_tokens=facts.context_limit).check(facts.vocab_size)  # as for a generation
+        read = partial(self.admission.prompt_ids, facts, request.scope["incoming"], unchecked)
         ids = await self._read_prompt(request, read)
         if ids is None:
             return Response(status_code=CLIENT_CLOSED)
@@ -209,7 +210,7 @@ class Routes:
         API key's limit of concurrent answers.
         """
         incoming: IncomingRequest = request.scope["incoming"]
-        with incoming.caller.answers(1, "max_concurrent"):
+        with incoming.caller.count_choices(1, "max_concurrent"):
             return await while_connected(request.receive, read())
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
@@ -218,9 +219,9 @@ class Routes:
         incoming: IncomingRequest = request.scope["incoming"]
         reader = self.admission.prompt_reader(facts, incoming, counts=True)
         if body.prompt is None:
-            demand = body.demand(request.scope["answer_id"])
-            check_demand(demand, [facts])
-            read = partial(self.admission.prompt_ids, facts, incoming, demand)
+            unchecked = body.unchecked_request(request.scope["answer_id"])
+            check_request(unchecked, [facts])
+            read = partial(self.admission.prompt_ids, facts, incoming, unchecked)
         else:
             read = partial(reader.encode, "prompt", body.prompt, body.add_special_tokens is not False)
         ids = await self._read_prompt(request, read)
@@ -246,7 +247,7 @@ class Routes:
             return JsonResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
         incoming: IncomingRequest = request.scope["incoming"]
-        with incoming.caller.answers(1, "max_concurrent"):
+        with incoming.caller.count_choices(1, "max_concurrent"):
             return await self.admission.prompt_reader(facts, incoming).work(len(body.tokens), detokenized)
 
     async def tokenizer_info(self) -> Response:
@@ -266,8 +267,8 @@ class Routes:
         return JsonResponse({"version": __version__})
 
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
-        demand = body.demand(request.scope["answer_id"])
-        answer = OpenAIAnswer(self.admission, body, demand, request.scope["incoming"])
+        unchecked = body.unchecked_request(request.scope["answer_id"])
+        answer = OpenAIAnswer(self.admission, body, unchecked, request.scope["incoming"])
         if body.stream:
             return EventStream(answer.events, self.admission.config.stream_ping_s)
         whole = await while_connected(request.receive, answer.whole())

@@ -51,7 +51,7 @@ class ChildProcess:
         """Whether the process is known to have ended."""
         return self._child.returncode is not None
 
-    async def ask(self, request: bytes) -> dict[str, Any]:
+    async def send(self, request: bytes) -> dict[str, Any]:
         """Send a request, and return its reply.
 
         Raises NotBegun if the process ends before it has read the request, EOFError if it ends before the reply.

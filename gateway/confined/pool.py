@@ -150,10 +150,10 @@ class ConfinedPool:
         if not isinstance(request, bytes):
             data = encode_request(request)
         try:
-            reply = await self._ask(caller, data)
+            reply = await self._send(caller, data)
         except NotBegun:
             try:
-                reply = await self._ask(caller, data)
+                reply = await self._send(caller, data)
             except NotBegun:
                 raise WorkFailed(f"two processes for {self._name} ended before they had read a request") from None
         if "result" in reply:
@@ -164,11 +164,11 @@ class ConfinedPool:
             raise WorkExceeded(self._memory_limit())
         raise WorkFailed(reply["failed"])
 
-    async def _ask(self, caller: bytes, data: bytes) -> dict[str, Any]:
+    async def _send(self, caller: bytes, data: bytes) -> dict[str, Any]:
         process = await self._acquire(caller)
         try:
             async with asyncio.timeout(max(MIN_STALLED_S, STALLED * self._cpu_s)):
-                reply = await process.ask(data)
+                reply = await process.send(data)
         except NotBegun:
             self._num_processes -= 1  # the caller's work did not end it: the caller may have the other one at once
             self._release(caller)
@@ -190,11 +190,11 @@ class ConfinedPool:
             self._replace(caller, reply["cpu_s"])
             await process.end()
         else:
-            self._give_back(caller, process, reply["cpu_s"])
+            self._return_process(caller, process, reply["cpu_s"])
         return reply
 
-    def _start_up_to(self, num_wanted: int) -> None:
-        while self._num_processes < min(num_wanted, NUM_PROCESSES) and not self._is_closed:
+    def _start_up_to(self, num_processes: int) -> None:
+        while self._num_processes < min(num_processes, NUM_PROCESSES) and not self._is_closed:
             self._num_processes += 1
             self._start_in_background(None)
 
@@ -234,8 +234,8 @@ class ConfinedPool:
             self._spent_s.clear()
         elif caller not in self._callers():
             # A new caller starts at the least that the others have spent: time without work earns no priority.
-            least_s = min(self._spent_s[other] for other in self._callers())
-            self._spent_s[caller] = max(self._spent_s[caller], least_s)
+            min_spent_s = min(self._spent_s[other] for other in self._callers())
+            self._spent_s[caller] = max(self._spent_s[caller], min_spent_s)
         self._waiting.append(waiting)
         self._grant()
         try:
@@ -243,7 +243,7 @@ class ConfinedPool:
             await asyncio.wait({waiting.granted}, timeout=MAX_WAIT_S)
         except asyncio.CancelledError:
             if waiting.granted.done():
-                self._give_back(caller, waiting.granted.result(), 0.0)
+                self._return_process(caller, waiting.granted.result(), 0.0)
             raise
         finally:
             self._waiting.remove(waiting)
@@ -290,7 +290,7 @@ class ConfinedPool:
         """Whether the caller may have another process. A caller with a name never has all of them."""
         return not caller or self._num_running[caller] < NUM_PROCESSES - 1
 
-    def _give_back(self, caller: bytes, process: ChildProcess, cpu_s: float) -> None:
+    def _return_process(self, caller: bytes, process: ChildProcess, cpu_s: float) -> None:
         self._spent_s[caller] += cpu_s
         self._idle.append(process)
         self._release(caller)

@@ -53,7 +53,7 @@ class TemplateShape:
     arguments: ArgumentsForm = "object"
     """Form of a tool call's arguments (an object, or its JSON as text) that the template writes as JSON."""
 
-    marks_turns: bool = True
+    marks_roles: bool = True
     """Whether the template adds anything to the text of a user's message. True also if it refuses a single user
     message."""
 

@@ -90,7 +90,7 @@ def _probe(source: str, names: dict[str, Any]) -> dict[str, Any]:
 
     shape = shape_of(render_probe)
     text = render([_MESSAGE], tools=None, add_generation_prompt=True)
-    return asdict(replace(shape, marks_turns=text.strip() != _MESSAGE["content"]))
+    return asdict(replace(shape, marks_roles=text.strip() != _MESSAGE["content"]))
 
 
 def _has_calls(messages: list[Message]) -> bool:

@@ -44,7 +44,7 @@ class BeamSession(Session):
     def resumed(self, agreed_len: int) -> dict[str, Any]:
         return {"base_len": self.num_prompt, "levels": self.levels}
 
-    def news(self, agreed_len: int) -> dict[str, Any]:
+    def fields_after(self, agreed_len: int) -> dict[str, Any]:
         return {"base_len": agreed_len, "levels": self.levels[agreed_len - self.num_prompt :]}
 
     def num_committed_by(self, verdict: tpb.Verdict) -> int:
@@ -59,7 +59,7 @@ class BeamSession(Session):
         self.levels.extend(verdict.levels)
         self._kinds.extend(map(TokenKind, verdict.kinds))
         if verdict.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
-            self.finished = True
+            self.is_finished = True
             for rank, hypothesis in enumerate(verdict.hypotheses):
                 self._outputs.append(self._output_of(rank, hypothesis, timings))
         return RoundOutput((), "", verdict.num_drafted, verdict.num_accepted, timings)

@@ -81,7 +81,7 @@ class Decoder:
         """
         num_recoveries = 0
         try:
-            while not self.session.finished:
+            while not self.session.is_finished:
                 output = await self._try_round()
                 if output is not None:
                     num_recoveries = 0
@@ -126,13 +126,13 @@ class Decoder:
             self._own = self._own_drafter(target)
             await self.target.open(target, self._speculation, self._own)
             self._note_opened()
-        if self._asks_draft:
-            misbehaved = [draft.place(self.target.member) for draft in self.drafts]
-            if any(misbehaved) or self._reuses_ticket(target):
+        if self._uses_draft_worker:
+            have_misbehaved = [draft.place(self.target.member) for draft in self.drafts]
+            if any(have_misbehaved) or self._is_ticket_reused(target):
                 self.target.end_lease()
         if not self.target.has_lease:
             self._began_s = time.monotonic()
-            drafted = [self._asks_draft and draft.is_active for draft in self.drafts]
+            drafted = [self._uses_draft_worker and draft.is_active for draft in self.drafts]
             self.target.begin_lease(target, drafted=drafted)
             self._advance(target)
 
@@ -152,7 +152,7 @@ class Decoder:
         output = self.session.apply(verdict, timings)
         for draft in self.drafts:
             draft.note(verdict)
-        if not self.session.finished:
+        if not self.session.is_finished:
             self._advance(target)
             self.target.extend(target)
         self._truncate(verdict, output)
@@ -160,12 +160,12 @@ class Decoder:
         self._note(verdict, output, record)
         return output
 
-    def _reuses_ticket(self, target: Connection) -> bool:
+    def _is_ticket_reused(self, target: Connection) -> bool:
         pairs = zip(self.drafts, self.target.tickets, strict=False)  # before the first lease there is one ticket
-        return any(draft.reuses_ticket(ticket, target) for draft, ticket in pairs)
+        return any(draft.is_ticket_reused(ticket, target) for draft, ticket in pairs)
 
     @property
-    def _asks_draft(self) -> bool:
+    def _uses_draft_worker(self) -> bool:
         return self._speculation is not None and (self._own is None or self._drafter.uses_draft_worker)
 
     def _speculate(self, target: Connection) -> Speculation | None:
@@ -174,7 +174,7 @@ class Decoder:
             info = draft.choose(self.target.member)
             if info is not None:
                 workers.append(info)
-        return speculation_of(self.session.request, self.model.config, workers, self.session.num_held)
+        return speculation_of(self.session.request, self.model.config, workers, self.session.num_cached)
 
     def _own_drafter(self, target: Connection) -> Drafter | None:
         kind = self._drafter.own
@@ -190,7 +190,7 @@ class Decoder:
         return None
 
     def _advance(self, target: Connection) -> None:
-        if self._asks_draft:
+        if self._uses_draft_worker:
             for draft, ticket in zip(self.drafts, self.target.tickets, strict=True):
                 draft.advance(ticket, target, self.target.member)
 
@@ -218,7 +218,7 @@ class Decoder:
             reason = self._why_plain(verdict, output)
             self.session.usage.plain_reasons[reason] += 1
         note_round(pair, verdict, output, reason)
-        if self.session.finished:
+        if self.session.is_finished:
             self._note_overrun(verdict, output)
 
     def _own_label(self, verdict: tpb.Verdict) -> str | None:
@@ -233,15 +233,15 @@ class Decoder:
     def _note_outcomes(self, verdict: tpb.Verdict) -> list[DraftSession]:
         """Return the drafts of which a token was verified. The verdict's last outcome is the target's own."""
         verified = list[DraftSession]()
-        has_looked = has_late = False
+        has_delivery = has_late = False
         for draft, outcome in zip(self.drafts, verdict.outcomes[:-1], strict=True):
             draft.metrics.wasted_tokens.inc(outcome.num_wasted)
             note_drafts(draft.metrics, outcome)
-            has_looked |= outcome.HasField("has_drafts")
+            has_delivery |= outcome.HasField("has_drafts")
             has_late |= outcome.num_wasted > 0
             if outcome.is_verified:
                 verified.append(draft)
-        self.model.num_rounds += has_looked
+        self.model.num_rounds += has_delivery
         self.model.num_late += has_late
         return verified
 
@@ -270,9 +270,9 @@ class Decoder:
         members = [draft.member for draft in self.drafts if draft.member is not None]
         if members:
             return "none_parked" if members[-1].kind is Drafter.MODEL else "nothing"
-        if self._own is not None and not (self._asks_draft and self.model.draft_pools):
+        if self._own is not None and not (self._uses_draft_worker and self.model.draft_pools):
             return "nothing"
-        if any(draft.usable and draft.load.full for draft in self.model.drafts.values()):
+        if any(draft.is_usable and draft.load.is_full for draft in self.model.drafts.values()):
             return "busy"
         return "no_draft"
 

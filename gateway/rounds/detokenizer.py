@@ -125,7 +125,8 @@ class Detokenizer:
 
         Call it at the end of an output that ends without a stop. Incomplete bytes become U+FFFD.
         """
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         cut_off = self._flushed()
         text = held + cut_off
         # Complete only here: a stop string with U+FFFD in it, and one in text that might have become reasoning.

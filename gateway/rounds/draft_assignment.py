@@ -32,11 +32,11 @@ class DraftAssignment:
         self._criteria = (drafter, pool, searches)
         self._target = ""
         """Name of the target to which the draft delivers."""
-        self._failed = False
+        self._has_failed = False
         """Whether the draft failed or did not deliver, so that another draft would be better."""
         self._is_full = False
         """Whether the draft had no slot for the request, so that decoding without a draft would be better."""
-        self.misbehaved = False
+        self.has_misbehaved = False
         """Whether the draft sent an invalid delivery or failed, so that its further deliveries must not be used."""
         self._avoid: str | None = None
         """Name of the draft that was left because it failed; None without one."""
@@ -48,20 +48,22 @@ class DraftAssignment:
             return True
         if self._is_full or draft.connection is None or self._model.drafts.get(draft.name) is not draft:
             return False
-        if not (draft.health.allows(self) and draft.deliveries[target.name].allows(self) and draft.fits(target)):
+        if not (
+            draft.health.allows(self) and draft.deliveries[target.name].allows(self) and draft.is_compatible(target)
+        ):
             return False
-        if self._failed or draft.draining or draft.silent:
+        if self._has_failed or draft.is_draining or draft.is_silent:
             return self._model.choose_draft(target, draft.name, *self._criteria) is None
         return not self._model.has_better_draft(draft, target, self._avoid, *self._criteria)
 
-    def take(self, target: TargetMember) -> bool:
+    def assign(self, target: TargetMember) -> bool:
         """Assign the best draft for this target if the request has none. Return False if no draft is available."""
         if self.member is None:
             self.member = self.choose(target)
             if self.member is None:
                 return False
             self.member.attach(self)
-            self._failed = self._is_full = self.misbehaved = False
+            self._has_failed = self._is_full = self.has_misbehaved = False
             self._target = ""
         if self._target != target.name:
             self._target = target.name
@@ -69,7 +71,7 @@ class DraftAssignment:
         return True
 
     def choose(self, target: TargetMember) -> DraftMember | None:
-        """Return the draft that `take` would assign now; None if no draft is available."""
+        """Return the draft that `assign` would assign now; None if no draft is available."""
         other = self._model.choose_draft(target, self._avoid, *self._criteria)
         return other or self._model.choose_draft(target, None, *self._criteria)
 
@@ -77,7 +79,7 @@ class DraftAssignment:
         """End the assignment, if the request has a draft."""
         if self.member is not None:
             self._avoid = None
-            if self._failed:
+            if self._has_failed:
                 self._avoid = self.member.name
             self.member.detach()
             self.member = None
@@ -87,19 +89,19 @@ class DraftAssignment:
         if self.member is not None:
             self.member.health.note(CallOutcome.OK)
             self.member.deliveries[self._target].note(CallOutcome.OK)
-            self._failed = False
+            self._has_failed = False
 
-    def refused(self) -> None:
+    def note_refused(self) -> None:
         """Record that the target refused a delivery of the draft as invalid, or that the draft failed."""
         if self.member is not None:
             self.member.health.note(CallOutcome.REFUSED)
-            self._failed = self.misbehaved = True
+            self._has_failed = self.has_misbehaved = True
 
     def note_undelivered(self) -> None:
         """Record that no delivery of the draft has reached the target, whatever the cause."""
         if self.member is not None:
             self.member.deliveries[self._target].note(CallOutcome.LATE)
-            self._failed = True
+            self._has_failed = True
 
     def note_error(self, code: pb.WorkerErrorCode) -> None:
         """Record that the draft worker refused the slot, or lost it, with this error code."""
@@ -112,6 +114,6 @@ class DraftAssignment:
             draft.note_draining()
         elif code == pb.WORKER_ERROR_CODE_EXHAUSTED:
             draft.note_exhausted()
-            self._failed = self._is_full = True
+            self._has_failed = self._is_full = True
         elif code == pb.WORKER_ERROR_CODE_INTERNAL:
-            self.refused()
+            self.note_refused()

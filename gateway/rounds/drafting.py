@@ -46,7 +46,8 @@ class DraftSession:
         """Value of the label `draft` for the series of the current draft, or of the last one."""
         self._session = session
         self._place = place
-        request, config = session.request, model.config
+        request = session.request
+        config = model.config
         self._caller = request.scheduling.caller, request.params.greedy
         self._is_fixed = requested_speculation(request, config).is_fixed
         """Whether the number of draft tokens is fixed: the target then waits for drafts, whether they pay or not."""
@@ -91,14 +92,14 @@ class DraftSession:
         Return whether the previous draft misbehaved, so that its deliveries must no longer be used.
         """
         self._read_errors()
-        if self.member is not None and self._pauses:
+        if self.member is not None and self._is_paused:
             return False  # nothing is sent to it until drafts are tried again
         has_misbehaved = False
         if self._is_unfit or not self._assignment.may_stay(target):
-            has_misbehaved = self._assignment.misbehaved
+            has_misbehaved = self._assignment.has_misbehaved
             self.close()
         previous = self.member
-        if not self._is_unfit and self._assignment.take(target) and self.member is not previous:
+        if not self._is_unfit and self._assignment.assign(target) and self.member is not previous:
             assert self.member is not None, "it was taken"
             self._draft_label = self._model.series.label_of(self.member)
             self._use = DraftUse()
@@ -113,7 +114,7 @@ class DraftSession:
         which the draft delivers.
         """
         connection = self.connection
-        if connection is None or self._pauses:
+        if connection is None or self._is_paused:
             return
         if not self.slot.is_open_on(connection, target.epoch) and not self._open(connection, target, member):
             return
@@ -122,27 +123,27 @@ class DraftSession:
             slot=session.slot_id,
             ticket=ticket,
             is_missed=not self._is_ahead,
-            **session.news(self.slot.agreed_len),
+            **session.fields_after(self.slot.agreed_len),
         )
         connection.send(dpb.DraftRequest(advance=advance), owes_step=not self._is_ahead)
         self.slot.agreed_len = session.committed_len
         self._sent_ticket = ticket
 
     @property
-    def _pauses(self) -> bool:
+    def _is_paused(self) -> bool:
         return not self._use.is_in_use
 
     @property
     def is_unprofitable(self) -> bool:
         """Whether the draft pauses because too few of its draft tokens were accepted, although they arrived in time."""
-        return self._pauses and self._use.was_ready
+        return self._is_paused and self._use.had_drafts
 
     @property
     def is_active(self) -> bool:
         """Whether committed tokens are sent to a draft, so that deliveries can be expected."""
-        return self.connection is not None and not self._pauses
+        return self.connection is not None and not self._is_paused
 
-    def reuses_ticket(self, ticket: int, target: Connection) -> bool:
+    def is_ticket_reused(self, ticket: int, target: Connection) -> bool:
         """Return whether a new draft slot is about to deliver under the ticket of an earlier draft slot.
 
         Under the rule `rejection` the target keeps the first proposal for a committed length. So deliveries of the new
@@ -178,7 +179,7 @@ class DraftSession:
             return
         self._is_ahead = outcome.has_drafts
         if outcome.is_refused:
-            self._assignment.refused()
+            self._assignment.note_refused()
         elif outcome.is_verified:
             self._assignment.note_verified()
         self._num_missing += 1
@@ -198,7 +199,7 @@ class DraftSession:
         """
         draft = self.member
         has_delivered = outcome.HasField("has_drafts")
-        if draft is None or self._is_fixed or not (has_delivered or self._pauses):
+        if draft is None or self._is_fixed or not (has_delivered or self._is_paused):
             return
         num_tokens = len(verdict.token_ids) or len(verdict.levels)
         num_added = max(0, min(outcome.num_accepted, num_tokens - 1))  # none after the end of the output
@@ -216,8 +217,9 @@ class DraftSession:
 
     def _open(self, draft: Connection, target: Connection, member: TargetMember) -> bool:
         self._forget()
-        session, config = self._session, self._model.config
-        speculation = speculation_of(session.request, config, (target.info, draft.info), session.num_held)
+        session = self._session
+        config = self._model.config
+        speculation = speculation_of(session.request, config, (target.info, draft.info), session.num_cached)
         if speculation is None:
             return False
         message = session.open_message()
@@ -230,8 +232,8 @@ class DraftSession:
         message.params.min_tokens = min(message.params.min_tokens, max_tokens)
         message.target_address = member.deliver_address
         message.target_epoch = target.epoch
-        self._replies = draft.subscribe(dpb.DraftRequest(open=message), expects=False)
-        self.slot.opened(draft, len(session.committed), target.epoch)
+        self._replies = draft.subscribe(dpb.DraftRequest(open=message), is_expecting=False)
+        self.slot.note_opened(draft, len(session.committed), target.epoch)
         return True
 
     def _forget(self) -> None:
@@ -244,7 +246,7 @@ class DraftSession:
     def _read_errors(self) -> None:
         if self._replies is None:
             return
-        for reply in self._replies.take():
+        for reply in self._replies.read_available():
             if reply.WhichOneof("item") == "error":
                 self._handle_error(reply.error)
 

@@ -40,7 +40,7 @@ class Session:
         if request.params.lenience < 1.0:
             self.usage.lenience = request.params.lenience
         self.usage.num_rejected_prediction_tokens = len(request.prediction_ids)
-        self.finished = False
+        self.is_finished = False
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer_of(request, tokenizer)
         self._has_prompt_logprobs = request.num_prompt_logprobs is None
@@ -53,7 +53,7 @@ class Session:
         return len(self.committed)
 
     @property
-    def num_held(self) -> int:
+    def num_cached(self) -> int:
         """Number of the choice's tokens in a worker's cache: committed tokens, and source tokens of an encoder."""
         return len(self.committed) + len(self.request.source_ids)
 
@@ -73,9 +73,9 @@ class Session:
 
     def resumed(self, agreed_len: int) -> dict[str, Any]:
         """Return the fields of a Verify message that take the slot from `agreed_len` to the committed tokens."""
-        return self.news(agreed_len)
+        return self.fields_after(agreed_len)
 
-    def news(self, agreed_len: int) -> dict[str, Any]:
+    def fields_after(self, agreed_len: int) -> dict[str, Any]:
         """Return the fields of an Advance message for a worker that has the first `agreed_len` committed tokens.
 
         They bring it the tokens that were committed after these.
@@ -118,7 +118,7 @@ class Session:
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
         """Commit a verdict, and return the output of the round.
 
-        A stop string may cut the verdict's tokens. `finished` is then set although the target would continue.
+        A stop string may cut the verdict's tokens. `is_finished` is then set although the target would continue.
 
             # stop "END", a verdict with the tokens "a", " E", "ND", " b": three tokens are committed, the text is "a "
         """
@@ -149,8 +149,8 @@ class Session:
         self.committed.extend(ids)
         self.usage.num_completion_tokens = self.num_output
         self._count_predicted(min(verdict.num_predicted, len(ids)))
-        self.finished = finish is not None
-        prompt_logprobs = self._take_prompt_logprobs(verdict)
+        self.is_finished = finish is not None
+        prompt_logprobs = self._read_prompt_logprobs(verdict)
         if self.request.is_empty:
             self.usage.num_completion_tokens = 0
             return RoundOutput(
@@ -164,7 +164,7 @@ class Session:
                 prompt_logprobs=prompt_logprobs,
             )
         usage: ChoiceUsage | None = None
-        if self.finished:
+        if self.is_finished:
             usage = replace(self.usage)
         explanation: gateway_pb2.RoundExplanation | None = None
         if self.request.speculation.explain:
@@ -182,7 +182,7 @@ class Session:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _take_prompt_logprobs(self, verdict: tpb.Verdict) -> Sequence[pb.TokenLogprobs] | None:
+    def _read_prompt_logprobs(self, verdict: tpb.Verdict) -> Sequence[pb.TokenLogprobs] | None:
         if self._has_prompt_logprobs:
             return None
         self._has_prompt_logprobs = True
@@ -213,7 +213,8 @@ class Session:
             if index < len(pushed.tokens):
                 text, offset = pushed.tokens[index]
             else:  # a stop id
-                text, offset = "", self._detokenizer.num_chars
+                text = ""
+                offset = self._detokenizer.num_chars
             logprobs = None
             if verdict.logprobs:
                 logprobs = OutputLogprobs.from_proto(verdict.logprobs[index])

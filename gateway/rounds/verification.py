@@ -118,13 +118,13 @@ class Verification:
         if self._session.num_prompt_logprobs is not None:
             message.num_prompt_logprobs = self._session.num_prompt_logprobs
         async with self._in_time():
-            await self.member.room.enter(lambda: self._try_open(target, message))
+            await self.member.slot_queue.enter(lambda: self._try_open(target, message))
 
     async def wait_for_retry(self) -> None:
         """Wait until the gateway's retry budget allows a retry. Raises DeadlineExceeded."""
         retries = self._model.retries
         async with self._in_time():
-            while not retries.take():  # noqa: ASYNC110  (the budget refills with time, without an event)
+            while not retries.use_retry():  # noqa: ASYNC110  (the budget refills with time, without an event)
                 await asyncio.sleep(1 / retries.floor_per_s)
 
     @property
@@ -206,12 +206,13 @@ class Verification:
 
     def end_lease(self) -> int:
         """End the lease: no more verdicts are used. Return the number of tokens in verdicts that had arrived unused."""
-        verdicts, self._verdicts = self._verdicts, None
+        verdicts = self._verdicts
+        self._verdicts = None
         if verdicts is None:
             return 0
         verdicts.close()
         num_unused = 0
-        for reply in verdicts.take():
+        for reply in verdicts.read_available():
             num_unused += self._session.num_committed_by(reply.verdict)
         return num_unused
 
@@ -223,18 +224,18 @@ class Verification:
         connection = member.connection
         if connection is None or not member.health.allows(self):
             return False
-        return self.slot.is_open_on(connection) or (not member.draining and self._avoid != member.name)
+        return self.slot.is_open_on(connection) or (not member.is_draining and self._avoid != member.name)
 
     def _leave(self) -> None:
         self.end_lease()
         self.slot.close()
         if self._member is not None:
             self._member.detach()
-            self._member.room.note_freed()
+            self._member.slot_queue.note_freed()
             self._member = None
 
     async def _try_open(self, target: Connection, message: pb.OpenSlot) -> bool:
-        self.slot.opened(target, len(self._session.committed))
+        self.slot.note_opened(target, len(self._session.committed))
         reply = await target.call(tpb.TargetRequest(open=message))
         if reply.WhichOneof("item") == "open":
             return True

@@ -207,7 +207,8 @@ class RequestRecords:
         operation: see `RequestRecord`. header: the caller's `traceparent` header; None without one.
         """
         caller = TraceParent.parse(header)
-        started_s, started_ns = time.monotonic(), time.time_ns()
+        started_s = time.monotonic()
+        started_ns = time.time_ns()
         span: OpenSpan | None = None
         if self._spans is not None:
             span = self._spans.begin(operation, caller, started_ns, server=True)

@@ -22,7 +22,8 @@ LABELS = ("model_name", "engine")
 ENGINE = "0"
 """Value of the label `engine`. vLLM numbers its engine processes; the gateway has one series for each model, with all
 targets."""
-FAILED, LEFT = "error", "abort"
+FAILED = "error"
+ABORTED = "abort"
 """Values of the label `finished_reason` for choices that ended with an error, or because the client left."""
 _TOKENS = tuple(2**power for power in range(18))
 
@@ -90,7 +91,7 @@ class ChoiceSeries:
         self._inference = seconds("request_inference_time", "From the place to the last token.")
         self._prompt_tokens = tokens("request_prompt_tokens", "Prompt tokens of an answer.")
         self._output_tokens = tokens("request_generation_tokens", "Tokens of an answer.")
-        self._most_tokens = tokens("request_max_num_generation_tokens", "The same: an answer counts by itself.")
+        self._max_tokens = tokens("request_max_num_generation_tokens", "The same: an answer counts by itself.")
         self._ended = Counter(
             "vllm:request_success", "Answers that ended.", [*LABELS, "finished_reason"], registry=registry
         )
@@ -101,7 +102,7 @@ class ChoiceSeries:
             series.labels(model, ENGINE)
         for finish_reason in FinishReason:
             self._ended.labels(model, ENGINE, finish_reason.value)
-        for failure in (LEFT, FAILED):
+        for failure in (ABORTED, FAILED):
             self._ended.labels(model, ENGINE, failure)
 
     def note_pause(self, model: str, seconds: float) -> None:
@@ -140,7 +141,7 @@ class ChoiceSeries:
             self._inference,
             self._prompt_tokens,
             self._output_tokens,
-            self._most_tokens,
+            self._max_tokens,
         )
 
 

@@ -76,7 +76,7 @@ def reading_of(
     """
     template = tokenizer.template
     assert template is not None, "the prompt was written with it"
-    if offer.tools and not template.takes_tools:
+    if offer.tools and not template.accepts_tools:
         raise InvalidRequest(
             "the chat template of this model takes no tools; leave tools out, or start the gateway with "
             "--chat-template FILE, one that does",

@@ -43,15 +43,17 @@ class WorkerSlot:
         target_epoch: for a draft slot, the epoch of the target to which it delivers; 0 for a target slot.
         """
         same = self._connection is connection and self._target_epoch == target_epoch
-        return same and connection.alive and not self._needs_open
+        return same and connection.is_alive and not self._needs_open
 
-    def opened(self, connection: Connection, committed_len: int, target_epoch: int = 0) -> None:
+    def note_opened(self, connection: Connection, committed_len: int, target_epoch: int = 0) -> None:
         """Record that the slot was opened on `connection` with `committed_len` tokens.
 
         target_epoch: see `is_open_on`.
         """
-        self._connection, self._target_epoch = connection, target_epoch
-        self.agreed_len, self._needs_open = committed_len, False
+        self._connection = connection
+        self._target_epoch = target_epoch
+        self.agreed_len = committed_len
+        self._needs_open = False
 
     def open_again(self) -> None:
         """Mark the slot as not open, so that the next round opens it again under the same id.
@@ -71,7 +73,7 @@ class WorkerSlot:
         self._connection = None
 
     def _send(self, request: Any) -> bool:
-        if self._connection is None or not self._connection.alive:
+        if self._connection is None or not self._connection.is_alive:
             return False
         self._connection.send(request)
         return True
@@ -90,13 +92,13 @@ class Connection:
         make_batch: Callable[[list[Any]], Any],
         count_bytes: Callable[[int], None],
     ) -> None:
-        self.heard_s = time.monotonic()
+        self.last_reply_s = time.monotonic()
         """Monotonic time of the last batch of replies, in seconds; before the first, the time when the stream was
         opened."""
         self.info = info
         self.epoch: int = info.epoch
-        self.alive = True
-        self.hung = False
+        self.is_alive = True
+        self.is_hung = False
         """Whether the stream was dropped because the worker made no step although it had work."""
         self._owes_step = False
         self._stream = stream
@@ -117,25 +119,27 @@ class Connection:
         The future fails with WorkerLost if the stream ends first.
         """
         message_id, future = self._pending.new()
-        if not self.alive:
+        if not self.is_alive:
             future.set_exception(WorkerLost("lost the worker: the stream has ended"))
             future.exception()
             return future
-        request.id, request.epoch = message_id, self.epoch
+        request.id = message_id
+        request.epoch = self.epoch
         self._outbox.put(request)
         return future
 
-    def subscribe(self, request: Any, *, expects: bool = True) -> Replies[Any]:
+    def subscribe(self, request: Any, *, is_expecting: bool = True) -> Replies[Any]:
         """Send a message that has many replies, and return them. They fail with WorkerLost if the stream ends.
 
-        expects: whether the worker counts as having work for as long as the replies are open.
+        is_expecting: whether the worker counts as having work for as long as the replies are open.
         """
-        message_id, replies = self._pending.subscribe(expects)
-        if not self.alive:
+        message_id, replies = self._pending.subscribe(is_expecting)
+        if not self.is_alive:
             replies.close()
             replies.fail(WorkerLost("lost the worker: the stream has ended"))
             return replies
-        request.id, request.epoch = message_id, self.epoch
+        request.id = message_id
+        request.epoch = self.epoch
         self._outbox.put(request)
         return replies
 
@@ -157,7 +161,7 @@ class Connection:
 
         async def batches() -> AsyncIterator[list[Any]]:
             async for batch in self._stream:
-                self.heard_s = time.monotonic()
+                self.last_reply_s = time.monotonic()
                 self._owes_step = False
                 self._count_bytes(batch.ByteSize())
                 yield list(batch.items)
@@ -165,7 +169,7 @@ class Connection:
         try:
             await self._pending.read(batches())
         finally:
-            self.alive = False
+            self.is_alive = False
             self._stream.cancel()
             await self._outbox.close()
 

@@ -129,25 +129,26 @@ class WorkerLink:
     @property
     def connection(self) -> Connection | None:
         """Current connection; None from the moment the stream ends, so that no round goes to a lost worker."""
-        if self._connection is None or not self._connection.alive:
+        if self._connection is None or not self._connection.is_alive:
             return None
         return self._connection
 
     @property
-    def heard_s(self) -> float:
+    def last_reply_s(self) -> float:
         """Monotonic time of the worker's last reply of any kind, in seconds; 0.0 while it is not connected."""
         connection = self.connection
         if connection is None:
             return 0.0
-        return max(connection.heard_s, self._answered_s)
+        return max(connection.last_reply_s, self._answered_s)
 
     @property
     def silent_s(self) -> float:
         """Seconds for which the worker has made no step and sent no reply although it has work; 0.0 without work."""
-        connection, watch = self.connection, self._hang
+        connection = self.connection
+        watch = self._hang
         if connection is None or watch is None or not connection.has_work:
             return 0.0
-        return watch.silent_s(connection.heard_s, time.monotonic())
+        return watch.silent_s(connection.last_reply_s, time.monotonic())
 
     async def get_info(self, timeout_s: float = CALL_TIMEOUT_S) -> pb.WorkerInfo:
         """Fetch the worker's WorkerInfo.
@@ -266,7 +267,7 @@ class WorkerLink:
             if not reading.cancelled():
                 reading.result()
         finally:
-            connection.alive = False
+            connection.is_alive = False
             for task in (reading, watching):
                 task.cancel()
             await asyncio.gather(reading, watching, return_exceptions=True)
@@ -275,7 +276,7 @@ class WorkerLink:
 
     async def _watch(self, connection: Connection) -> None:
         watch = self._hang = HangWatch(*self._silence_s, time.monotonic())
-        while connection.alive:
+        while connection.is_alive:
             poll_s = IDLE_POLL_S
             if connection.has_work:
                 poll_s = POLL_S
@@ -300,14 +301,14 @@ class WorkerLink:
                 watch.note_step(info.num_steps, info.longest_step_us / 1e6, now)
             if not connection.has_work:
                 watch.idle(now)
-            elif watch.hangs(connection.heard_s, now):
+            elif watch.is_hung(connection.last_reply_s, now):
                 log.error(
                     "the %s at %s made no step for %g s with work to do: dropping its stream",
                     self.name,
                     self.address,
                     watch.limit_s,
                 )
-                connection.hung = True
+                connection.is_hung = True
                 connection.drop()
                 return
 

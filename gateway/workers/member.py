@@ -104,22 +104,22 @@ class Member:
         return self.link.connection
 
     @property
-    def draining(self) -> bool:
+    def is_draining(self) -> bool:
         """Whether the worker only finishes what it runs and takes no new requests."""
-        if self.spec.draining:
+        if self.spec.is_draining:
             return True
         info = self.link.info
         return info is not None and (info.is_draining or info.epoch == self._draining_epoch)
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether a request may be placed on the worker, whatever other workers there are."""
-        return self.connection is not None and not self.draining and self.health.usable
+        return self.connection is not None and not self.is_draining and self.health.is_usable
 
     @property
-    def usable_alone(self) -> bool:
-        """Whether a request may be placed on the worker if no other worker is `usable`."""
-        return self.connection is not None and not self.draining and self.health.usable_alone
+    def is_usable_alone(self) -> bool:
+        """Whether a request may be placed on the worker if no other worker is `is_usable`."""
+        return self.connection is not None and not self.is_draining and self.health.is_usable_alone
 
     @property
     def state(self) -> State:
@@ -127,14 +127,14 @@ class Member:
             if self.link.refused is not None:
                 return State.REFUSED
             return State.LOST
-        if self.draining:
+        if self.is_draining:
             return State.DRAINING
         if self.health.is_down:
             return State.FAILING
         return State.SERVING
 
     @property
-    def silent(self) -> bool:
+    def is_silent(self) -> bool:
         """Whether the worker has work and made no step for SILENT_S, though it does not count as lost yet."""
         return self.link.silent_s > SILENT_S
 
@@ -155,9 +155,9 @@ class Member:
         kv_share = 0.0
         if info.num_kv_blocks:
             kv_share = info.num_kv_blocks_in_use / info.num_kv_blocks
-        return WorkerLoad(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.silent)
+        return WorkerLoad(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.is_silent)
 
-    def heard(self, info: pb.WorkerInfo) -> None:
+    def update_load(self, info: pb.WorkerInfo) -> None:
         """Update the load from the WorkerInfo of a poll.
 
         Slots that this gateway closed since the previous poll do not count as slots of other gateways.
@@ -196,7 +196,7 @@ class Member:
         """Record that the connection began (`before` is None) or ended (`after` is None)."""
         if before is not None and after is None:
             outcome = CallOutcome.REFUSED
-            if before.hung:
+            if before.is_hung:
                 outcome = CallOutcome.LOST
             self.health.note(outcome)
         if after is not None:
@@ -210,7 +210,7 @@ class TargetMember(Member):
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
-        self.room = SlotQueue()
+        self.slot_queue = SlotQueue()
 
     @property
     def deliver_address(self) -> str:
@@ -314,14 +314,14 @@ class DraftMember(Member):
 
     def is_pairing_due(self, target: TargetMember) -> bool:
         """Return whether a pairing check with this target is needed, possible and not yet done."""
-        is_up = self.connection is not None and target.connection is not None
-        return is_up and self.needs_pairing(target) and self.pairing(target) is None
+        are_connected = self.connection is not None and target.connection is not None
+        return are_connected and self.needs_pairing(target) and self.pairing(target) is None
 
-    def serves(self, target: TargetMember) -> bool:
+    def can_serve(self, target: TargetMember) -> bool:
         """Return whether the draft may draft for a request on this target now."""
-        return self.usable and self.deliveries[target.name].usable and self.fits(target)
+        return self.is_usable and self.deliveries[target.name].is_usable and self.is_compatible(target)
 
-    def fits(self, target: TargetMember) -> bool:
+    def is_compatible(self, target: TargetMember) -> bool:
         """Return whether the draft passed its pairing check with the target, or needs none."""
         pairing = self.pairing(target)
         return not self.needs_pairing(target) or (pairing is not None and pairing.why is None)

@@ -48,13 +48,14 @@ class MemberSeries(Collector):
         self._expected &= specs.keys()
         for name, spec in specs.items():
             member = linked.get(name)
-            if spec.draining or (member is not None and member.draining):
+            if spec.is_draining or (member is not None and member.is_draining):
                 self._expected.discard(name)
             elif not spec.is_starting or (member is not None and member.connection is not None):
                 self._expected.add(name)
 
     def collect(self) -> Iterable[Metric]:
-        members, membership = self._members(), self._membership()
+        members = self._members()
+        membership = self._membership()
         connected = GaugeMetricFamily(
             "outrider_worker_connected",
             "1 while the stream to the worker is up.",
@@ -62,7 +63,7 @@ class MemberSeries(Collector):
         )
         lost = GaugeMetricFamily(
             "outrider_worker_lost",
-            "1 while a worker that ought to serve does not: it was neither told to go, nor is this its first start.",
+            "1 while a worker that should serve does not: it is not being removed, nor is this its first start.",
             labels=["worker", "member", "pool"],
         )
         states = GaugeMetricFamily("outrider_members", "Workers of a pool, by state.", labels=["pool", "role", "state"])

@@ -17,7 +17,8 @@ log = get_logger(__name__)
 
 Role = Literal["target", "draft"]
 _ROLES: dict[int, Role] = {rpb.ROLE_TARGET: "target", rpb.ROLE_DRAFT: "draft"}
-TARGETS, DRAFTS = "target", "draft"
+TARGETS = "target"
+DRAFTS = "draft"
 """Names of the target pool and of the draft pool on a command line without pool names."""
 DNS = "dns:///"
 """Prefix of a host:port on the command line. Each IP address of the host is then one worker."""
@@ -50,7 +51,7 @@ class MemberSpec:
     """Address to which drafts send draft tokens for a target, as host:port."""
     is_starting: bool = False
     """Whether the worker is being started, so that the gateway cannot connect to it yet."""
-    draining: bool = False
+    is_draining: bool = False
     """Whether the worker only finishes what it runs and takes no new requests."""
     metrics_address: str = ""
     """Address of the worker's metrics as host:port, empty if unknown."""
@@ -72,7 +73,8 @@ def from_config(config: GatewayConfig) -> Membership:
     """Return the membership that a command line lists. Raises ConfigError for lists that do not fit together."""
     pool, of_target = _pool_name("target", config.target or "")
     pool = pool or TARGETS
-    targets, drafts = _addresses("target", of_target), _draft_pools(config.draft)
+    targets = _addresses("target", of_target)
+    drafts = _draft_pools(config.draft)
     if pool in drafts:
         raise ConfigError(f"target and draft both have a pool {pool!r}; give them different names", param="target")
     draft_members = list[MemberSpec]()
@@ -93,7 +95,7 @@ def from_config(config: GatewayConfig) -> Membership:
         for address in targets:
             if address.startswith(DNS):
                 raise ConfigError(
-                    f"target_for_draft is given and target has {address!r}, whose addresses drafts are told; leave one "
+                    f"target_for_draft is given and target has {address!r}, whose addresses drafts are sent; leave one "
                     "out",
                     param="target_for_draft",
                 )
@@ -129,7 +131,7 @@ def _member_from_proto(message: rpb.Worker, role: Role) -> MemberSpec:
         message.address,
         message.address,
         is_starting=not message.address or not is_started,
-        draining=is_draining,
+        is_draining=is_draining,
         metrics_address=message.metrics_address,
         node=message.node,
         why=bound_text(message.reason, MAX_REASON_BYTES),

@@ -77,7 +77,7 @@ class NamedWorkers:
 
         Each name has its own task, so that a look-up that times out delays no other.
         """
-        await self.look()
+        await self.look_up()
         for spec in self._listed.members:
             if spec.address.startswith(DNS):
                 self._tasks.append(asyncio.create_task(self._keep_looking(spec)))
@@ -88,7 +88,7 @@ class NamedWorkers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def look(self) -> None:
+    async def look_up(self) -> None:
         """Look up every name once, and pass on the membership if it has changed."""
         await asyncio.gather(*map(self._look_up, self._listed.members))
         self._report()

@@ -113,22 +113,22 @@ class RegistryClient:
     async def _join(self) -> None:
         call = registry_pb2_grpc.RegistryServiceStub(self._dialer.channel()).Join()
         reporting = asyncio.create_task(self._keep_reporting(call))
-        joined = False
+        has_joined = False
         try:
             async for message in call:
                 self._check_protocol(message)
-                if not joined:
+                if not has_joined:
                     log.info("joined the registry at %s", self._address)
-                joined = True
+                has_joined = True
                 self._failure = ""
                 self._connected.set(1)
-                self._take(message)
+                self._apply(message)
         except asyncio.CancelledError:  # we leave it, not it us
-            joined = False
+            has_joined = False
             raise
         finally:
             self._connected.set(0)
-            if joined:
+            if has_joined:
                 log.warning("lost the registry at %s; its last membership stays in force", self._address)
             reporting.cancel()
             await asyncio.gather(reporting, return_exceptions=True)
@@ -138,7 +138,8 @@ class RegistryClient:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             while True:
                 report = self._report()
-                report.gateway, report.protocol = self._name, PROTOCOL
+                report.gateway = self._name
+                report.protocol = PROTOCOL
                 await call.write(report)
                 await asyncio.sleep(REPORT_S)
 
@@ -147,7 +148,7 @@ class RegistryClient:
         if refusal is not None:
             raise IncompatiblePair(refusal)
 
-    def _take(self, message: rpb.WorkerList) -> None:
+    def _apply(self, message: rpb.WorkerList) -> None:
         # A launcher without pools has just started and sees less than this gateway: its membership is ignored.
         epoch, version = self._version
         is_old = message.epoch == epoch and message.version <= version

@@ -35,7 +35,7 @@ class WorkerLoad:
     kv_share: float = 0.0
     """Share of the worker's KV blocks in use, 0 to 1."""
     rtt_s: float = 0.0
-    silent: bool = False
+    is_silent: bool = False
     """Whether the worker has work and has made no step for a while, so that it may soon count as lost."""
 
     @property
@@ -47,7 +47,7 @@ class WorkerLoad:
         return max(slot_share, self.kv_share)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether a new request would have to wait for a slot or for KV blocks."""
         return self.num_requests >= self.num_slots or self.kv_share >= FULL_KV_SHARE
 
@@ -72,8 +72,8 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
     """
     if not targets:
         return None
-    best = min((load.silent, load.full) for load in targets)
-    candidates = [load for load in targets if (load.silent, load.full) == best]
+    best = min((load.is_silent, load.is_full) for load in targets)
+    candidates = [load for load in targets if (load.is_silent, load.is_full) == best]
     preferred = max(candidates, key=lambda load: _weight(key, load.name))
     mean = sum(load.share for load in candidates) / len(candidates)
     max_share = BALANCE * mean + SLACK_SLOTS / max(1, preferred.num_slots)
@@ -92,7 +92,7 @@ def choose_draft(drafts: Sequence[WorkerLoad]) -> str | None:
     free = [load for load in drafts if load.num_requests < load.num_slots]
     if not free:
         return None
-    best = min(free, key=lambda load: (load.silent, load.num_requests, load.rtt_s, load.name))
+    best = min(free, key=lambda load: (load.is_silent, load.num_requests, load.rtt_s, load.name))
     return best.name
 
 

@@ -35,7 +35,7 @@ class RetryBudget:
         """Record a new request, which adds one token to the bucket."""
         self._refill(1.0)
 
-    def take(self) -> bool:
+    def use_retry(self) -> bool:
         """Pay for a retry with REQUESTS_PER_RETRY tokens. Return False, without paying, if the bucket has too few."""
         self._refill(0.0)
         if self._balance < REQUESTS_PER_RETRY:

@@ -87,9 +87,9 @@ class RoundSeries:
         for label in present & self._used_labels.keys():
             del self._used_labels[label]
             self._used_labels[label] = None  # at the end: the last to go
-        gone = [label for label in self._used_labels if label and label not in present]  # the oldest first
-        counted = [label for label in gone if self._metrics.has_counts(self.target_label, label)]
-        for label in gone:
+        removed = [label for label in self._used_labels if label and label not in present]  # the oldest first
+        counted = [label for label in removed if self._metrics.has_counts(self.target_label, label)]
+        for label in removed:
             if label not in counted[-MAX_GONE_DRAFTS:]:
                 self._metrics.forget_pair(self.target_label, label)
                 del self._used_labels[label]

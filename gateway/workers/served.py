@@ -125,7 +125,7 @@ class ServedModel:
             context_limit=info.context_limit,
             vocab_size=info.vocab_size,
             created=reference.created,
-            max_answers=self.config.max_running * max(1, len(self.targets)) + self.config.max_queue,
+            max_choices=self.config.max_running * max(1, len(self.targets)) + self.config.max_queue,
             draft_id=self._connected_draft_name(),
             drafters=offered,
             default_drafter=self._default_drafter(offered),
@@ -237,7 +237,7 @@ class ServedModel:
             )
         self._reference = reference
         template = reference.tokenizer.template
-        if template is not None and template.takes_tools:
+        if template is not None and template.accepts_tools:
             families = families_of(reference.tokenizer, template.tool_source)
             level = logging.INFO if families.calls is not None else logging.WARNING
             log.log(level, "model %s: %s", name, families.describe())
@@ -293,7 +293,7 @@ class ServedModel:
 
         Call it whenever a worker connects, leaves or changes.
         """
-        num_usable = sum(map(_takes_requests, self.targets.values()))
+        num_usable = sum(map(_accepts_requests, self.targets.values()))
         self.places.capacity = self.config.max_running * max(1, num_usable)
         if self.referenced.is_set():
             self.series.update()
@@ -305,7 +305,7 @@ class ServedModel:
         if self.removed:
             return f"the pool {self.spec.name} is no longer served"
         members = self.targets.values()
-        if any(map(_takes_requests, members)):
+        if any(map(_accepts_requests, members)):
             return None
         if not members:
             return ": ".join([f"no target in the pool {self.spec.name}", *self.failures])
@@ -321,13 +321,13 @@ class ServedModel:
         usable = list[WorkerLoad]()
         others = list[WorkerLoad]()
         for member in self.targets.values():
-            if member.usable:
+            if member.is_usable:
                 usable.append(member.load)
                 if member.name != avoid:
                     others.append(member.load)
         candidates = others or usable
         if not candidates:
-            candidates = [member.load for member in self.targets.values() if member.usable_alone]
+            candidates = [member.load for member in self.targets.values() if member.is_usable_alone]
         name = choose_target(key, candidates)
         if name is None:
             return None
@@ -353,7 +353,7 @@ class ServedModel:
     def has_other_free_target(self, target: TargetMember) -> bool:
         """Return whether a target other than `target` has a free slot."""
         others = (member for member in self.targets.values() if member is not target)
-        return any(member.usable and not member.load.full for member in others)
+        return any(member.is_usable and not member.load.is_full for member in others)
 
     def choose_draft(
         self,
@@ -374,7 +374,12 @@ class ServedModel:
         """
         loads_by_rank = defaultdict[tuple[bool, int], list[WorkerLoad]](list)
         for draft in self.drafts.values():
-            if draft.name != avoid and pool in (None, draft.spec.pool) and draft.serves(target) and self._fits(draft):
+            if (
+                draft.name != avoid
+                and pool in (None, draft.spec.pool)
+                and draft.can_serve(target)
+                and self._is_compatible(draft)
+            ):
                 loads_by_rank[_rank(draft, drafter, searches)].append(draft.load)
         for rank in sorted(loads_by_rank):
             name = choose_draft(loads_by_rank[rank])
@@ -403,7 +408,7 @@ class ServedModel:
         other = self.choose_draft(target, avoid, drafter, pool, searches)
         return other is not None and _rank(other, drafter, searches) < rank
 
-    def _fits(self, draft: DraftMember) -> bool:
+    def _is_compatible(self, draft: DraftMember) -> bool:
         # The draft may have been compared, when it connected, with another model that it serves.
         return (
             self.referenced.is_set() and draft.link.info is not None and self.reference.is_compatible(draft.link.info)
@@ -413,13 +418,13 @@ class ServedModel:
 def _kind_of(template: ChatTemplate | None) -> str | None:
     if template is None:
         return None
-    if template.marks_turns:
+    if template.marks_roles:
         return "turns"
     return "plain"
 
 
-def _takes_requests(member: TargetMember) -> bool:
-    return member.connection is not None and not member.draining
+def _accepts_requests(member: TargetMember) -> bool:
+    return member.connection is not None and not member.is_draining
 
 
 def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple[bool, int]:

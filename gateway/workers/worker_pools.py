@@ -45,7 +45,7 @@ DRAFTS_WAIT_S = 20.0
 """
 OTHERS_WAIT_S = 20.0
 """Maximal wait at start for the targets of other pools once one pool can be served, in seconds."""
-HEARD_S = 2.0
+REPLY_MAX_AGE_S = 2.0
 """Seconds since its last reply after which a worker does not count as live in the gateway's report. Each worker is
 polled at least once a second."""
 
@@ -93,7 +93,7 @@ class Pools:
                 self._serves[pool.name] = pool.serves
         started: dict[str, MemberSpec] = {}
         for listed in membership.members:
-            spec = self._as_seen(listed)
+            spec = self._with_link_state(listed)
             if not spec.is_starting:
                 started[spec.name] = spec
 
@@ -140,7 +140,7 @@ class Pools:
                     reasons[spec.why] = None
             model.failures = tuple(reasons)
 
-    def _as_seen(self, spec: MemberSpec) -> MemberSpec:
+    def _with_link_state(self, spec: MemberSpec) -> MemberSpec:
         # A launcher that does not see a worker lists it as starting. If the gateway's stream to it is up, it lives.
         member = self.members.get(spec.name)
         if member is None or member.connection is None or not spec.is_starting or member.spec.pool != spec.pool:
@@ -169,9 +169,9 @@ class Pools:
             limit_s = START_TIMEOUT_S
             if self.can_serve:
                 limit_s = OTHERS_WAIT_S
-            left_s = began_s + limit_s - time.monotonic()
-            if left_s > 0:
-                await self._wait_change(left_s)
+            remaining_s = began_s + limit_s - time.monotonic()
+            if remaining_s > 0:
+                await self._wait_change(remaining_s)
                 continue
             if self.can_serve:
                 log.warning("no %s within %g s: is it running there? Starting without", missing, limit_s)
@@ -188,16 +188,16 @@ class Pools:
 
         Requests are served during the wait.
         """
-        give_up_s = time.monotonic() + DRAFTS_WAIT_S
+        deadline_s = time.monotonic() + DRAFTS_WAIT_S
         while True:
             missing = self._missing_draft()
             if missing is None:
                 return
-            left_s = give_up_s - time.monotonic()
-            if left_s <= 0:
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
                 log.warning("no %s within %g s: is it running there? Serving without", missing, DRAFTS_WAIT_S)
                 return
-            await self._wait_change(left_s)
+            await self._wait_change(remaining_s)
 
     async def _wait_change(self, timeout_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):
@@ -269,9 +269,9 @@ class Pools:
 
         The field with the gateway's name is left empty.
         """
-        since_s = time.monotonic() - HEARD_S
-        live = [name for name, member in self.members.items() if member.link.heard_s >= since_s]
-        report = rpb.GatewayReport(responsive_workers=live)
+        since_s = time.monotonic() - REPLY_MAX_AGE_S
+        reachable = [name for name, member in self.members.items() if member.link.last_reply_s >= since_s]
+        report = rpb.GatewayReport(responsive_workers=reachable)
         for name, model in self.models.items():
             report.pools.add(
                 pool=name,
@@ -337,7 +337,7 @@ class Pools:
         def polled(info: pb.WorkerInfo) -> None:
             member = self._member_of(spec.name, link)
             if member is not None:
-                member.heard(info)
+                member.update_load(info)
 
         max_message_bytes = DRAFT_MESSAGE_BYTES
         if spec.role == "target":

@@ -59,7 +59,8 @@ pairs: the ids differ, the text does not."""
 
 
 def main() -> None:
-    file, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    file = Path(sys.argv[1])
+    folder = Path(sys.argv[2])
     from_file: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     network: Any = AutoModelForCausalLM.from_pretrained(
         **from_file, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)

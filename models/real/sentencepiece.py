@@ -46,7 +46,8 @@ class SentencePiece:
 
     def _joined(self, text: str) -> list[int]:
         symbols = list(text)
-        after, before = list(range(1, len(symbols) + 1)), list(range(-1, len(symbols) - 1))
+        after = list(range(1, len(symbols) + 1))
+        before = list(range(-1, len(symbols) - 1))
         waiting: list[tuple[float, int, str, str]] = []
 
         def offer(place: int) -> None:
@@ -62,14 +63,21 @@ class SentencePiece:
             following = after[place]
             if symbols[place] != left or following == len(symbols) or symbols[following] != right:
                 continue  # one of them has been joined to another since
-            symbols[place], symbols[following] = left + right, ""
+            symbols[place] = left + right
+            symbols[following] = ""
             after[place] = after[following]
             if after[place] < len(symbols):
                 before[after[place]] = place
             offer(place)
             offer(before[place])
-        return [token_id for symbol in symbols if symbol for token_id in self._ids_of(symbol)]
+        token_ids = list[int]()
+        for symbol in symbols:
+            if symbol:
+                token_ids += self._ids_of(symbol)
+        return token_ids
 
     def _ids_of(self, symbol: str) -> list[int]:
-        known = self._ids.get(symbol)
-        return [known] if known is not None else [self._bytes[byte] for byte in symbol.encode()]
+        token_id = self._ids.get(symbol)
+        if token_id is not None:
+            return [token_id]
+        return [self._bytes[byte] for byte in symbol.encode()]

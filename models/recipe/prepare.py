@@ -75,7 +75,8 @@ def collect(stdlib: Path, docs: Path | None) -> tuple[list[Document], list[Docum
     found = list(documents("stdlib", stdlib, "*.py", seen))
     if docs is not None:
         found += documents("docs", docs, "*", seen)
-    train, held_out = [doc for doc in found if not doc.held_out], [doc for doc in found if doc.held_out]
+    train = [doc for doc in found if not doc.held_out]
+    held_out = [doc for doc in found if doc.held_out]
     if not train or not held_out:
         raise ValueError(
             f"{len(train)} training and {len(held_out)} held-out files in {stdlib}, {docs}: too little text"

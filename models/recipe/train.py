@@ -67,7 +67,9 @@ class Trainer:
 
     def __init__(self, work: Path, which: str, plan: Plan, device: str, *, resume: bool, alone: bool) -> None:
         """alone: it has no teacher."""
-        self._folder, self._plan, self._device = work / which, plan, device
+        self._folder = work / which
+        self._plan = plan
+        self._device = device
         self._parts = {part: read_ids(work / f"{part}.bin") for part in ("train", "val")}
         self._tokenizer = AutoTokenizer.from_pretrained(work / TOKENIZER_FOLDER)
         torch.manual_seed(plan.seed)
@@ -79,7 +81,9 @@ class Trainer:
 
     def run(self) -> float:
         """Train, save and return the held-out loss, nats a token."""
-        rng, start_s, step = np.random.default_rng(self._plan.seed), time.monotonic(), 0
+        rng = np.random.default_rng(self._plan.seed)
+        start_s = time.monotonic()
+        step = 0
         while (done := self._plan.share_done(time.monotonic() - start_s, step)) < 1:
             loss = self._loss(self._windows(self._parts["train"], self._plan.batch_size, rng))
             self._optimizers.step(loss, rate_scale(done, step))

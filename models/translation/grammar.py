@@ -43,7 +43,7 @@ PRONOUNS = (("er", "sie", "es", "sie"), ("ihn", "sie", "es", "sie"), ("ihm", "ih
 DETERMINERS = ("the", "the", "a", "this", "every", "no")
 PLURAL_DETERMINERS = ("the", "some", "these", "no")
 CONJUNCTIONS = (("because", "weil"), ("when", "wenn"), ("although", "obwohl"), ("while", "während"), ("if", "falls"))
-SAYING = (("says", "sagt"), ("thinks", "glaubt"), ("knows", "weiß"), ("hopes", "hofft"))
+REPORTING_VERBS = (("says", "sagt"), ("thinks", "glaubt"), ("knows", "weiß"), ("hopes", "hofft"))
 PREPOSITIONS = (
     *(("with", "mit", Case.DATIVE), ("after", "nach", Case.DATIVE), ("from", "von", Case.DATIVE)),
     *(("for", "für", Case.ACCUSATIVE), ("without", "ohne", Case.ACCUSATIVE), ("against", "gegen", Case.ACCUSATIVE)),
@@ -93,7 +93,7 @@ class Clause:
         return _join(subject, self.middle, self.joined)
 
 
-class Grammar:
+class SentenceGrammar:
     """Writes pairs from a lexicon."""
 
     def __init__(self, lexicon: Lexicon) -> None:
@@ -132,18 +132,20 @@ class Grammar:
         phrase = self._phrase_of(dice, noun, domain, determiner, [(each.en, each.de) for each in adjectives], plural)
         if depth or dice.random() > 0.15:
             return phrase
-        said = self.clause(dice, domain, phrase, depth=1)
-        about = said.subordinate(WHICH[Case.NOMINATIVE][phrase.column])
+        clause = self.clause(dice, domain, phrase, depth=1)
+        about = clause.subordinate(WHICH[Case.NOMINATIVE][phrase.column])
         whole = {case: f"{text}, {about}," for case, text in phrase.de.items()}
-        return Phrase(f"{phrase.en} that {said.en}", whole, phrase.column, phrase.pronoun)
+        return Phrase(f"{phrase.en} that {clause.en}", whole, phrase.column, phrase.pronoun)
 
     def clause(self, dice: random.Random, domain: int, subject: Phrase, depth: int = 0) -> Clause:
         """Return something to be said of the subject."""
-        verb, tense = self.choose(dice, self.lexicon.verbs), dice.choice(TENSES)
+        verb = self.choose(dice, self.lexicon.verbs)
+        tense = dice.choice(TENSES)
         thing = self.noun_phrase(dice, domain, depth)
         adverb = self.choose(dice, self.lexicon.adverbs) if dice.random() < 0.3 else None
         is_denied = dice.random() < 0.15
-        en_parts, de_parts = [thing.en], [thing.de[Case.DATIVE if verb.takes_dative else Case.ACCUSATIVE]]
+        en_parts = [thing.en]
+        de_parts = [thing.de[Case.DATIVE if verb.takes_dative else Case.ACCUSATIVE]]
         if dice.random() < 0.25:
             en, de, case = dice.choice(PREPOSITIONS)
             other = self.noun_phrase(dice, domain, 1)
@@ -189,20 +191,22 @@ class Grammar:
 class _Writer:
     """Writes one sentence."""
 
-    def __init__(self, grammar: Grammar, dice: random.Random, domain: int) -> None:
-        self._grammar, self._dice, self._domain = grammar, dice, domain
+    def __init__(self, grammar: SentenceGrammar, dice: random.Random, domain: int) -> None:
+        self._grammar = grammar
+        self._dice = dice
+        self._domain = domain
 
     def simple(self, where: tuple[str, str]) -> tuple[str, str]:
-        subject, said = self._said()
+        subject, clause = self._create_clause()
         if self._dice.random() < 0.5:
-            topic = said.main(subject.de[Case.NOMINATIVE], where[1])
-            return _sentence(f"{where[0]} {subject.en} {said.en}", topic)
-        behind = Clause(said.en, said.finite, _join(said.middle, where[1]), said.end, said.joined)
-        return _sentence(f"{subject.en} {said.en} {where[0]}", behind.main(subject.de[Case.NOMINATIVE]))
+            topic = clause.main(subject.de[Case.NOMINATIVE], where[1])
+            return _sentence(f"{where[0]} {subject.en} {clause.en}", topic)
+        behind = Clause(clause.en, clause.finite, _join(clause.middle, where[1]), clause.end, clause.joined)
+        return _sentence(f"{subject.en} {clause.en} {where[0]}", behind.main(subject.de[Case.NOMINATIVE]))
 
     def complex(self, where: tuple[str, str]) -> tuple[str, str]:
         """Two clauses; the second may speak of the first one's subject again."""
-        subject, said = self._said()
+        subject, clause = self._create_clause()
         en_conjunction, de_conjunction = self._dice.choice(CONJUNCTIONS)
         nominative = subject.de[Case.NOMINATIVE]
         if subject.pronoun == "it" or subject.is_plural:
@@ -210,31 +214,31 @@ class _Writer:
             en_second = f"{subject.pronoun} {second.en}"
             de_second = second.subordinate(PRONOUNS[Case.NOMINATIVE][subject.column])
         else:
-            other, second = self._said()
+            other, second = self._create_clause()
             en_second = f"{other.en} {second.en}"
             de_second = second.subordinate(other.de[Case.NOMINATIVE])
         if self._dice.random() < 0.5:
-            first = said.main(nominative, where[1])
+            first = clause.main(nominative, where[1])
             return _sentence(
-                f"{where[0]} {subject.en} {said.en}, {en_conjunction} {en_second}",
+                f"{where[0]} {subject.en} {clause.en}, {en_conjunction} {en_second}",
                 f"{first}, {de_conjunction} {de_second}",
             )
         return _sentence(
-            f"{subject.en} {said.en}, {en_conjunction} {en_second} {where[0]}",
-            f"{said.main(nominative)}, {de_conjunction} {_before_verb(de_second, second.joined, where[1])}",
+            f"{subject.en} {clause.en}, {en_conjunction} {en_second} {where[0]}",
+            f"{clause.main(nominative)}, {de_conjunction} {_before_verb(de_second, second.joined, where[1])}",
         )
 
     def reported(self, where: tuple[str, str]) -> tuple[str, str]:
         name = self._grammar.choose(self._dice, self._grammar.lexicon.names)
-        en_says, de_says = self._dice.choice(SAYING)
-        subject, said = self._said()
-        inside = said.subordinate(subject.de[Case.NOMINATIVE])
+        en_says, de_says = self._dice.choice(REPORTING_VERBS)
+        subject, clause = self._create_clause()
+        inside = clause.subordinate(subject.de[Case.NOMINATIVE])
         return _sentence(
-            f"{where[0]} {name} {en_says} that {subject.en} {said.en}",
+            f"{where[0]} {name} {en_says} that {subject.en} {clause.en}",
             f"{where[1]} {de_says} {name}, dass {inside}",
         )
 
-    def _said(self) -> tuple[Phrase, Clause]:
+    def _create_clause(self) -> tuple[Phrase, Clause]:
         subject = self._grammar.noun_phrase(self._dice, self._domain)
         return subject, self._grammar.clause(self._dice, self._domain, subject)
 
@@ -270,8 +274,10 @@ def _english_verb(verb: Verb, tense: str, is_plural: bool, is_denied: bool) -> s
 
 def _german_verb(verb: Verb, tense: str, is_plural: bool, domain: int) -> tuple[str, str, str]:
     """Return the finite verb, what closes the clause, and both as they stand last in a subordinate clause."""
-    stem, changed = verb.stems[domain], verb.changed[domain]
-    infinitive, participle = f"{verb.prefix}{stem}en", f"{verb.prefix}ge{stem}t"
+    stem = verb.stems[domain]
+    changed = verb.changed[domain]
+    infinitive = f"{verb.prefix}{stem}en"
+    participle = f"{verb.prefix}ge{stem}t"
     if tense == "present":
         finite = f"{stem}en" if is_plural else f"{changed}t"
         return finite, verb.prefix, verb.prefix + finite
@@ -281,9 +287,9 @@ def _german_verb(verb: Verb, tense: str, is_plural: bool, domain: int) -> tuple[
     return finite, end, f"{end} {finite}"
 
 
-def _before_verb(clause: str, joined: str, what: str) -> str:
+def _before_verb(clause: str, joined: str, addition: str) -> str:
     """Put something into a subordinate clause, before the verb that ends it."""
-    return _join(clause.removesuffix(joined), what, joined)
+    return _join(clause.removesuffix(joined), addition, joined)
 
 
 def _join(*parts: str) -> str:
@@ -301,7 +307,8 @@ def _finished(text: str) -> str:
 
 def _zipf(count: int) -> list[float]:
     """Return sums of shares that fall with the square root of a word's rank: rare words are still seen."""
-    total, sums = 0.0, list[float]()
+    total = 0.0
+    sums = list[float]()
     for rank in range(1, count + 1):
         total += rank**-0.5
         sums.append(total)

@@ -93,7 +93,9 @@ class Lexicon:
         adjectives = [maker.word() for _ in range(40)]
         adverbs = [maker.word() for _ in range(16)]
         names = [maker.english(2).capitalize() for _ in range(16)]
-        places = [[maker.noun(is_ambiguous=False) for _ in range(8)] for _ in range(NUM_DOMAINS)]
+        places = list[list[Noun]]()
+        for _ in range(NUM_DOMAINS):
+            places.append([maker.noun(is_ambiguous=False) for _ in range(8)])
         return cls(nouns, verbs, adjectives, adverbs, names, places)
 
 
@@ -140,7 +142,8 @@ class _Maker:
         return senses
 
     def _german_noun(self, english: str) -> tuple[str, Gender, str]:
-        stem, ending = self.german(english), self._dice.choice(("", "", "", "e", "er", "ung"))
+        stem = self.german(english)
+        ending = self._dice.choice(("", "", "", "e", "er", "ung"))
         genders = {"e": Gender.FEMININE, "er": Gender.MASCULINE, "ung": Gender.FEMININE}
         gender = genders.get(ending) or self._dice.choice(list(Gender))
         plural = {"e": "n", "er": "", "ung": "en"}.get(ending) or self._dice.choice(("e", "en", "er", "s"))
@@ -161,10 +164,12 @@ class _Maker:
 
 def shift(english: str) -> str:
     """Return a word with its sounds shifted."""
-    found, at = "", 0
+    found = ""
+    at = 0
     while at < len(english):
         sound, shifted = next((pair for pair in _SHIFTS if english.startswith(pair[0], at)), (english[at], english[at]))
-        found, at = found + shifted, at + len(sound)
+        found = found + shifted
+        at = at + len(sound)
     return found
 
 

@@ -12,11 +12,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from models.translation.grammar import Grammar
+from models.translation.grammar import SentenceGrammar
 from models.translation.lexicon import Lexicon
 
-PAD, END = "<pad>", "</s>"
-PAD_ID, END_ID = 0, 1
+PAD = "<pad>"
+END = "</s>"
+PAD_ID = 0
+END_ID = 1
 """As in T5: an answer begins with the one and ends with the other, as a source does."""
 VOCAB_SIZE = 2048
 """Entries of the tokenizer. Doubled, words of the lexicon are pieces of their own, and nobody spells."""
@@ -58,11 +60,12 @@ def load_model(folder: Path, device: str) -> T5ForConditionalGeneration:
     return model.to(device).eval()
 
 
-def make_tokenizer(grammar: Grammar) -> PreTrainedTokenizerFast:
+def make_tokenizer(grammar: SentenceGrammar) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE of both languages that ends every text with END."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = byte_level, decoders.ByteLevel()
+    bpe.pre_tokenizer = byte_level
+    bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
         special_tokens=[PAD, END],
@@ -75,25 +78,25 @@ def make_tokenizer(grammar: Grammar) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, pad_token=PAD)
 
 
-def make_grammar() -> Grammar:
-    return Grammar(Lexicon.make())
+def make_grammar() -> SentenceGrammar:
+    return SentenceGrammar(Lexicon.make())
 
 
 def is_held_out(source: str) -> bool:
     return zlib.crc32(source.encode()) % HELD_OUT_ONE_IN == 0
 
 
-def training_pairs(grammar: Grammar, seed: int) -> Iterator[tuple[str, str]]:
+def training_pairs(grammar: SentenceGrammar, seed: int) -> Iterator[tuple[str, str]]:
     """Yield pairs without end, none of them held out."""
     return (pair for pair in grammar.pairs(seed) if not is_held_out(pair[0]))
 
 
-def held_out_pairs(grammar: Grammar) -> Iterator[tuple[str, str]]:
+def held_out_pairs(grammar: SentenceGrammar) -> Iterator[tuple[str, str]]:
     """Yield pairs without end that nobody is trained on, always the same."""
     return (pair for pair in grammar.pairs(0) if is_held_out(pair[0]))
 
 
-def text_to_count_in(grammar: Grammar) -> str:
+def text_to_count_in(grammar: SentenceGrammar) -> str:
     """Return translations that nobody is measured on, a sentence after the other."""
     return " ".join(target for _, target in itertools.islice(training_pairs(grammar, 0), TEXT_SENTENCES))
 
@@ -107,12 +110,14 @@ def batches(
     """
     order = np.random.default_rng(seed)
     while pool := list(itertools.islice(pairs, POOL_BATCHES * batch_size)):
-        encoded = [tokenizer([pair[side] for pair in pool])["input_ids"] for side in (0, 1)]
-        lengths = np.array([max(map(len, both)) for both in zip(*encoded, strict=True)])
+        source_ids = tokenizer([source for source, _ in pool])["input_ids"]
+        target_ids = tokenizer([target for _, target in pool])["input_ids"]
+        lengths = np.array([max(map(len, both)) for both in zip(source_ids, target_ids, strict=True)])
         by_length = np.argsort(lengths, kind="stable")
         for start in order.permutation(np.arange(0, len(pool), batch_size)):
             rows = by_length[start : start + batch_size]
-            sources, targets = (_padded([side[row] for row in rows]) for side in encoded)
+            sources = _padded([source_ids[row] for row in rows])
+            targets = _padded([target_ids[row] for row in rows])
             yield sources, targets
 
 

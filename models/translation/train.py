@@ -73,8 +73,8 @@ class HeldOut:
 
     def __str__(self) -> str:
         shares = {"right": self.right, "agrees with the teacher": self.agreement, "overlap": self.overlap}
-        told = [f"{name} {share:.3f}" for name, share in shares.items() if share is not None]
-        return f"held out {self.loss:.3f} nats, {', '.join(told)}"
+        texts = [f"{name} {share:.3f}" for name, share in shares.items() if share is not None]
+        return f"held out {self.loss:.3f} nats, {', '.join(texts)}"
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -92,7 +92,9 @@ class Trainer:
     """One training run of one model; `run` performs all of it."""
 
     def __init__(self, work: Path, which: str, plan: Plan, device: str, resume: bool) -> None:
-        self._folder, self._plan, self._device = work / which, plan, device
+        self._folder = work / which
+        self._plan = plan
+        self._device = device
         self._tokenizer = AutoTokenizer.from_pretrained(work / TOKENIZER_FOLDER)
         self._grammar = make_grammar()
         torch.manual_seed(plan.seed)
@@ -103,14 +105,18 @@ class Trainer:
 
     def run(self) -> HeldOut:
         """Train, save and return what the model is worth."""
-        plan, start_s, step, num_tokens = self._plan, time.monotonic(), 0, 0
+        plan = self._plan
+        start_s = time.monotonic()
+        step = 0
+        num_tokens = 0
         for sources, targets in self._batches(training_pairs(self._grammar, plan.seed + 1), plan.batch_size):
             done = plan.share_done(time.monotonic() - start_s, step)
             if done >= 1:
                 break
             loss = self._loss(sources, targets)
             self._optimizers.step(loss, rate_scale(done, step))
-            step, num_tokens = step + 1, num_tokens + sources.numel() + targets.numel()
+            step = step + 1
+            num_tokens = num_tokens + sources.numel() + targets.numel()
             if step % plan.report_every == 0:
                 self._report(step, time.monotonic() - start_s, num_tokens, loss.item())
         return self._report(step, time.monotonic() - start_s, num_tokens)
@@ -138,7 +144,11 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> HeldOut:
         """Measure the model on held-out pairs, the same every time."""
-        losses, right, agreement, overlap, num_tokens = 0.0, 0, 0, 0.0, 0
+        losses = 0.0
+        right = 0
+        agreement = 0
+        overlap = 0.0
+        num_tokens = 0
         found = self._batches(held_out_pairs(self._grammar), VALIDATION_BATCH_SIZE)
         for sources, targets in itertools.islice(found, NUM_VALIDATION_BATCHES):
             counts = targets != PAD_ID

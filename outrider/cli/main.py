@@ -43,8 +43,8 @@ app.command()(certs)
 app.add_typer(keys, name="keys")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(__version__)
         raise typer.Exit
 

@@ -100,7 +100,7 @@ def main() -> int:
             with StartProgress(console) as progress:
                 endpoints = system.start(progress)
             max_running = gateway_config(config.gateway, target="127.0.0.1:0").max_running
-            _tell(event="ready", address=endpoints.grpc, max_running=max_running)
+            _write_event(event="ready", address=endpoints.grpc, max_running=max_running)
             system.watch()
     except StopRequested:
         return 0
@@ -109,7 +109,7 @@ def main() -> int:
         if isinstance(error, PartFailed):
             log_lines = error.log_lines
         is_config = isinstance(error, ConfigError)
-        _tell(event="failed", is_config=is_config, message=error.message, log_lines=log_lines)
+        _write_event(event="failed", is_config=is_config, message=error.message, log_lines=log_lines)
         return 1
     return 0
 
@@ -121,11 +121,11 @@ def _end_with(parent: int, stop: StopFlag) -> None:
             select.select([os.pidfd_open(parent)], [], [])
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
-    stop.hurry = True
+    stop.is_hurried = True
     stop.set()
 
 
-def _tell(**event: Any) -> None:
+def _write_event(**event: Any) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 

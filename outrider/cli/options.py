@@ -49,7 +49,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         command(**given)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return run
 
@@ -92,7 +93,7 @@ class Generation:
         typer.Option(help="Which drafts are kept at temperature > 0; absent = the server's default."),
     ] = None
     drafter: Annotated[
-        Drafter | None, typer.Option(help="Who guesses what comes next; absent = the server's default.")
+        Drafter | None, typer.Option(help="What proposes draft tokens; absent = the server's default.")
     ] = None
     tree: Annotated[
         str | None,

@@ -60,7 +60,8 @@ def parse_url(text: str, with_tls: bool) -> str:
     if not has_scheme:
         url = f"{scheme}://{text}"
     try:
-        scheme, host = httpx.URL(url).scheme, httpx.URL(url).host
+        scheme = httpx.URL(url).scheme
+        host = httpx.URL(url).host
         if host and not has_scheme and httpx.URL(url).port is None:
             url = str(httpx.URL(url).copy_with(port=HTTP_PORT))
     except httpx.InvalidURL as error:
@@ -77,7 +78,8 @@ def create_tls_context(ca: Path | None, certificate: Path | None, key: Path | No
     client's certificate with its key (None = no certificate). Raises ConfigError if a file cannot be used.
     """
     if (certificate is None) != (key is None):
-        missing, given = "--tls-cert", "--tls-key"
+        missing = "--tls-cert"
+        given = "--tls-key"
         if key is None:
             missing, given = given, missing
         raise ConfigError(f"{missing} is missing: {given} needs it")

@@ -21,12 +21,12 @@ from rich.progress import (
 )
 from rich.text import Text
 
-Tell = Callable[[str], None]
+ShowMessage = Callable[[str], None]
 """Callback that shows one line of text about the progress."""
 
 
 @contextmanager
-def reporting(console: Console, first: str) -> Iterator[Tell]:
+def reporting(console: Console, first: str) -> Iterator[ShowMessage]:
     """Context manager: yield a function that shows a message about the progress. On a terminal the message stands
     behind a spinner, at first `first`; otherwise each message is printed as a line.
     """
@@ -68,13 +68,14 @@ class StageProgress(_Shown):
     """
 
     def __init__(self, console: Console) -> None:
-        stage, text = TextColumn("{task.fields[stage]:<10}"), TextColumn("{task.description}", markup=False)
+        stage = TextColumn("{task.fields[stage]:<10}")
+        text = TextColumn("{task.description}", markup=False)
         done = TextColumn("{task.completed:.0f}/{task.total:.0f}{task.fields[unit]}")
         times = (TimeElapsedColumn(), TimeRemainingColumn())
         super().__init__(console, stage, BarColumn(_STAGE_BAR_WIDTH), done, *times, text)
         self._printed_s: dict[str, float] = {}
 
-    def tell(self, stage: str, text: str, done: int, total: int, unit: str = "") -> None:
+    def show(self, stage: str, text: str, done: int, total: int, unit: str = "") -> None:
         """Show that `done` of `total` units of a stage are finished. text: a note on the present work. unit: the unit
         of `done` and `total`, as text to print after them, such as " s".
         """
@@ -96,7 +97,8 @@ class StartProgress(_Shown):
     """
 
     def __init__(self, console: Console) -> None:
-        part, text = TextColumn("{task.fields[part]:<10}"), TextColumn("{task.description}", markup=False)
+        part = TextColumn("{task.fields[part]:<10}")
+        text = TextColumn("{task.description}", markup=False)
         super().__init__(console, SpinnerColumn(finished_text="[green]✓[/]"), part, TimeElapsedColumn(), text)
 
     def progress(self, part: str, state: str, detail: str) -> None:

@@ -88,17 +88,17 @@ def train_head(
     prompts: Prompts,
     held_apart: HeldApart = None,
     start: Start = None,
-    loss: Annotated[str, typer.Option(help="kl, or lk, which turns from it to the acceptance itself.")] = "lk",
+    loss: Annotated[str, typer.Option(help="kl, or lk, which moves from kl to the acceptance itself.")] = "lk",
     depth: Depth = None,
     taps: Taps = None,
-    draft_vocab: Annotated[int | None, typer.Option(help="Ids that eagle3 can say, the most frequent ones.")] = None,
+    draft_vocab: Annotated[int | None, typer.Option(help="Number of ids that eagle3 can propose.")] = None,
     updates: Annotated[int, typer.Option(help="Updates of the weights, over which the rate falls.")] = 1000,
     batch_size: Annotated[int, typer.Option(help="Answers an update; what is held in memory goes with it.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Tokens that the target writes to each prompt, at most.")] = 256,
     num_prompts: Annotated[int, typer.Option(help="The first so many prompts.")] = 4096,
     temperature: Annotated[
         list[float] | None,
-        typer.Option(help="Of the target's text, in turn; may be given several times; absent = 0, 0.7 and 1."),
+        typer.Option(help="Of the target's text, alternating; may be given several times; absent = 0, 0.7 and 1."),
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(help="End the training after this time; run the command again to go on.")
@@ -167,7 +167,7 @@ def train(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
                 if event["event"] == "progress" and event["stage"] == "estimate":
                     notes.print(event["text"])
                 elif event["event"] == "progress":
-                    progress.tell(event["stage"], event["text"], event["done"], event["total"])
+                    progress.show(event["stage"], event["text"], event["done"], event["total"])
                 elif event["event"] == "trained":
                     report = event["report"]
     except KeyboardInterrupt:
@@ -285,6 +285,6 @@ def _check(task: dict[str, Any], num_prompts: int, depth: int | None) -> None:
     refused = {"eagle3": (), "medusa": (*of_eagle3, "start"), "pass": (*of_eagle3, "start"), "draft": of_eagle3}
     for name in refused[kind]:
         if task[name] is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} says nothing to {kind}; leave it out")
+            raise ConfigError(f"--{name.replace('_', '-')} does not apply to {kind}; leave it out")
     if kind == "draft" and depth is not None:
-        raise ConfigError("--depth says nothing to a draft, which drafts any number of tokens; leave it out")
+        raise ConfigError("--depth does not apply to a draft, which drafts any number of tokens; leave it out")

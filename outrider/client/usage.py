@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 PLAIN_ADVICE = {
-    "off": "K is 0 or speculation off, for this request or as the server's default; or the server has nobody to draft: "
+    "off": "K is 0 or speculation off, for this request or as the server's default; or the server has no drafter: "
     "start it with --draft MODEL or --drafter auto",
     "end": "the answer was too short for drafts",
     "no_draft": "no draft is connected; the drafters auto and ngram go on without",
@@ -15,7 +15,7 @@ PLAIN_ADVICE = {
     "nothing": "the drafter had nothing to propose, as n-grams where no text repeats itself; the drafter model has",
     "does_not_pay": "K is auto, and drafts do not pay on this machine now: plain steps are as fast or faster; "
     "num_draft_tokens=5 (-K 5) drafts all the same",
-    "refused": "what was drafted broke a rule of the protocol; the gateway's log says which",
+    "refused": "what was drafted broke a rule of the protocol; the gateway's log names it",
 }
 """Sentence by `Usage.plain_reason`: why nothing was drafted, and what to try."""
 

@@ -148,12 +148,12 @@ def measure(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
     task: the task that `outrider.lab.models.alpha` reads. notes: console for the progress. Raises OutriderError.
     """
     found = run_module("outrider.lab.models.alpha", task, "measurement", grace_s=1.0)
-    with reporting(notes, "starting") as tell, closing(found) as events:
+    with reporting(notes, "starting") as show_message, closing(found) as events:
         for event in events:
             if event["event"] == "measured":
                 rows: list[dict[str, Any]] = event["rows"]
                 return rows
-            tell(event["text"])
+            show_message(event["text"])
     raise OutriderError("the measurement gave no result")
 
 
@@ -171,9 +171,10 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
             table.add_row(names[row["drafter"]], *estimates, f"{100 * row['drafted']['mean']:.0f} %")
         console.print(table)
     console.print(
-        "alpha: kept under rejection, 1 - TV. coupled: the draft's token is the target's; at least: what is proved, "
-        "(1 - TV) / (1 + TV). greedy: both have the same best token. drafts at: share of the tokens for which the "
-        "drafter has a guess; the others are not in the means. After ± the 95 % interval over prompts, of two or more.",
+        "alpha: accepted under rejection, 1 - TV. coupled: the draft's token is the target's; at least: what is "
+        "proved, (1 - TV) / (1 + TV). greedy: both have the same best token. drafts at: share of the tokens for which "
+        "the drafter proposes one; the others are not in the means. After ± the 95 % interval over prompts, of two or "
+        "more.",
         style="dim",
     )
     _show_temperatures(rows, names, console)

@@ -16,11 +16,11 @@ from outrider.cli import options as opt
 from outrider.cli.console import answer_console, note_console
 from outrider.cli.demo.demo_runs import first_prompts
 from outrider.cli.over_http import parse_url
-from outrider.cli.progress import Tell, reporting
+from outrider.cli.progress import ShowMessage, reporting
 from outrider.cli.up.up import failures_as_lines
 from outrider.client import AsyncClient, Drafter, Model
-from outrider.lab.load.figures import MIN_TURNS, LoadFigures
-from outrider.lab.load.ladder import Plan
+from outrider.lab.load.figures import MIN_BATCHES, LoadFigures
+from outrider.lab.load.ladder import LadderPlan
 from outrider.lab.load.load import Load
 from outrider.lab.tuning.deployments import Workers, deployments_of, measure_under_load, serving, with_cache
 from outrider.lab.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, money_to_json, show_money
@@ -50,7 +50,7 @@ Prompts = Annotated[
     Path | None, typer.Option(help="JSONL file, a `prompt` in each line; absent = those of the demo pair.")
 ]
 Temperature = Annotated[list[float] | None, typer.Option(help="May be given several times; absent = 0 and 1.")]
-Repeats = Annotated[int, typer.Option(help="Answers to each prompt under each setting, in turn with the others.")]
+Repeats = Annotated[int, typer.Option(help="Answers to each prompt under each setting, alternating with the others.")]
 PriceOption = Annotated[
     str | None,
     typer.Option(
@@ -66,7 +66,7 @@ Concurrency = Annotated[
 Seconds = Annotated[
     float | None,
     typer.Option(
-        help=f"Seconds of each --concurrency and deployment, {MIN_TURNS} turns at least; absent = {SECONDS:g}."
+        help=f"Seconds of each --concurrency and deployment, {MIN_BATCHES} batches at least; absent = {SECONDS:g}."
     ),
 ]
 Png = Annotated[Path | None, typer.Option(help="Draw speed by K into this file.")]
@@ -170,9 +170,9 @@ def tune(
         elif hourly is None:
             result = _tune_started(workers, options, notes, verbose)
         else:
-            plan = Plan(concurrencies, SECONDS)
+            plan = LadderPlan(concurrencies, SECONDS)
             if seconds is not None:
-                plan = Plan(concurrencies, seconds)
+                plan = LadderPlan(concurrencies, seconds)
             result = _tune_with_price(workers, options, plan, hourly, notes, verbose)
         if as_json:
             typer.echo(json.dumps(_to_json(result, options, started)))
@@ -184,9 +184,9 @@ def tune(
 
 
 def _check_numbers(numbers: dict[str, tuple[float, int]]) -> None:
-    for name, (value, least) in numbers.items():
-        if value < least:
-            raise ConfigError(f"--{name} is {value}, must be at least {least}")
+    for name, (value, minimum) in numbers.items():
+        if value < minimum:
+            raise ConfigError(f"--{name} is {value}, must be at least {minimum}")
 
 
 def _check_lengths(max_k: int, max_tokens: int) -> None:
@@ -226,14 +226,17 @@ def _check_pair(address: str | None, workers: Workers) -> None:
         raise ConfigError(
             f"{given_flags[0]} and --address contradict each other: the pair there runs as it was started"
         )
-    target, draft = workers["target"]["model"], workers["draft"]["model"]
+    target = workers["target"]["model"]
+    draft = workers["draft"]["model"]
     if str(draft).partition(":")[0] in TABLE_DRAFTERS:
         raise ConfigError(f"--draft {draft} is no model: {_NEEDS_MODEL}")
     if (target is None) == (draft is None):
         return
-    given, missing = f"--target {target}", "--draft"
+    given = f"--target {target}"
+    missing = "--draft"
     if target is None:
-        given, missing = f"--draft {draft}", "--target"
+        given = f"--draft {draft}"
+        missing = "--target"
     raise ConfigError(
         f"{given} without {missing}: say both models of the pair; what needs no model, such as ngram, is measured "
         "beside them"
@@ -241,8 +244,8 @@ def _check_pair(address: str | None, workers: Workers) -> None:
 
 
 def _tune_served(address: str, options: TuneOptions, notes: Console) -> TuneResult:
-    with reporting(notes, "starting") as tell:
-        served, studies = asyncio.run(_studies(address, options, tell))
+    with reporting(notes, "starting") as show_message:
+        served, studies = asyncio.run(_studies(address, options, show_message))
     return TuneResult(served, studies, None)
 
 
@@ -252,7 +255,7 @@ def _tune_started(workers: Workers, options: TuneOptions, notes: Console, verbos
 
 
 def _tune_with_price(
-    workers: Workers, options: TuneOptions, plan: Plan, price: Price, notes: Console, verbose: bool
+    workers: Workers, options: TuneOptions, plan: LadderPlan, price: Price, notes: Console, verbose: bool
 ) -> TuneResult:
     """Measure the pair with the draft on its own device, one request at a time and under load. Then measure it under
     load with both on the target's device.
@@ -270,7 +273,7 @@ def _tune_with_price(
 
 
 def _under_load(
-    deployment: str, url: str, model: str, options: TuneOptions, plan: Plan, notes: Console
+    deployment: str, url: str, model: str, options: TuneOptions, plan: LadderPlan, notes: Console
 ) -> list[LoadFigures]:
     fields: dict[str, Any] = {"model": model, **options.cuts}
     if deployment == NGRAM:
@@ -289,7 +292,7 @@ def _under_load(
     return asyncio.run(measure_under_load(load, plan, notes, options.stop))
 
 
-async def _studies(address: str, options: TuneOptions, tell: Tell) -> tuple[Model, list[Study]]:
+async def _studies(address: str, options: TuneOptions, show_message: ShowMessage) -> tuple[Model, list[Study]]:
     timeout_s = options.connection.timeout
     async with AsyncClient(address, timeout_s=timeout_s, **options.connection.options) as client:
         served = _chosen(await client.models(), options.connection.model, address)
@@ -297,16 +300,18 @@ async def _studies(address: str, options: TuneOptions, tell: Tell) -> tuple[Mode
         for temperature in options.temperatures:
             sampling = {"temperature": temperature, **options.cuts}
             load = Workload(options.prompts, options.max_tokens, sampling, served.id, timeout_s, options.stop)
-            studies.append(await study_pair(client, load, served.drafters, options.max_k, options.repeats, tell))
+            studies.append(
+                await study_pair(client, load, served.drafters, options.max_k, options.repeats, show_message)
+            )
         return served, studies
 
 
-def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Model:
-    candidates = [model for model in models if wanted in (None, model.id)]
+def _chosen(models: tuple[Model, ...], requested: str | None, address: str) -> Model:
+    candidates = [model for model in models if requested in (None, model.id)]
     if len(candidates) != 1:
         known = ", ".join(model.id for model in models) or "none"
-        what = f"does not serve {wanted}"
-        if wanted is None:
+        what = f"does not serve {requested}"
+        if requested is None:
             what = "serves several models; say --model"
         raise ConfigError(f"the gateway at {address} {what}; it has {known}")
     model = candidates[0]

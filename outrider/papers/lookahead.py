@@ -61,7 +61,7 @@ class Window:
             known = self._pool.pop(start, [])
             if following in known:
                 known.remove(following)
-            self._pool[start] = [following, *known[: self._shape.guesses - 1]]
+            self._pool[start] = [following, *known[: self._shape.max_ngrams - 1]]
             if len(self._pool) > MAX_STARTS:
                 del self._pool[next(iter(self._pool))]
         self.ids = ids[self._shape.window :]
@@ -128,7 +128,7 @@ class LookaheadDrafter(TargetDrafter):
         places = [ROOT, *range(len(parents), len(parents) + len(ids))]
         # a token of the first level follows the previous column's, any other the token above it
         placed = places[: shape.window - 1] + places[: -shape.window]
-        return ExtraRows(Drafter.LOOKAHEAD, ids, placed, shape.guesses, shape.ngram - 1)
+        return ExtraRows(Drafter.LOOKAHEAD, ids, placed, shape.max_ngrams, shape.ngram - 1)
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
         self._windows[slot.key].ids[0] = slot.committed[-1]

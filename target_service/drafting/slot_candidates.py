@@ -59,7 +59,7 @@ class Candidates:
             num_trees = 0
             for candidates in self.trees.values():
                 num_trees += bool(candidates.tree.ids)
-            max_rows = min(shape.most_nodes * num_trees, lease.speculation.max_draft_tokens)
+            max_rows = min(shape.max_nodes * num_trees, lease.speculation.max_draft_tokens)
             probs = lease.first.chain_probs(shape.depth)
         demand = VerifyDemand(
             probs,

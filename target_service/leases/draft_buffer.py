@@ -261,7 +261,7 @@ class DraftBuffer:
         """
         nodes = list[int]()
         probs = list[float]()
-        max_nodes = shape.most_nodes
+        max_nodes = shape.max_nodes
         max_depth = shape.depth
         # Negated probability, number of nodes taken before (of equals the first offered one is taken), the parent's
         # probability, siblings, index of the offered one among them. Once that is taken, the next sibling and the first

@@ -171,7 +171,7 @@ class Lease:
         tree = self.speculation.tree
         if tree is None:
             return self.max_chain
-        return min(tree.most_nodes, self.max_drafts)
+        return min(tree.max_nodes, self.max_drafts)
 
     def likely_chain(self, source: SlotDrafter) -> int:
         """Return the maximum length of a drafter's chain in the next step. If the request fixes the number of draft

@@ -26,7 +26,9 @@ def scoring_refusal(job: OpenJob) -> JobError | None:
     if job.params.beams is not None:
         why = "use_beam_search is true, and num_prompt_logprobs given, which is not of beams"
     elif job.source_ids:
-        why = "num_prompt_logprobs is given, and this model's prompts are read by an encoder, which says no log-probs"
+        why = (
+            "num_prompt_logprobs is given, and this model's prompts are read by an encoder, which returns no log-probs"
+        )
     else:
         return None
     return JobError(JobFault.INVALID, f"{why}; leave it out")

@@ -226,7 +226,7 @@ class HttpDoor:
         bodies, caller = self.admission.bodies, self.admission.access.caller(self._headers["authorization"])
         counts = {
             "answers": self.generator.num_open,
-            "answers of the key": caller.num_answers,
+            "answers of the key": caller.num_choices,
             "bytes": bodies.num_bytes,
             "bytes of the key": bodies.num_bytes_of.total(),
             "tasks": len(asyncio.all_tasks(self._loop)) - 1,  # the server's own

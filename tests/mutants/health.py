@@ -47,7 +47,7 @@ HEALTH = (
         HEALTH_TESTS,
     ),
     Mutant(
-        "gateway.workers:RetryBudget.take",
+        "gateway.workers:RetryBudget.use_retry",
         statement("-=", to="self._balance -= 1.0"),
         "retries make a bad moment worse",
         HEALTH_TESTS,
@@ -66,7 +66,7 @@ HEALTH = (
     ),
     Mutant(
         "gateway.workers:choose_target",
-        call("min", "silent", to="(False, False)"),
+        call("min", "is_silent", to="(False, False)"),
         "while every target is full no request can be placed",
         PLACEMENT_TESTS,
     ),

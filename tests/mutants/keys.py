@@ -36,11 +36,11 @@ KEYS = (
     ),
     Mutant(
         "gateway.admission:KeyRing.find",
-        drop("_look"),
+        drop("_reload"),
         "a key that was revoked gets in until the gateway is started again",
         KEYS_TESTS,
     ),
-    Mutant(f"{CALLER}.take_request", drop("_take"), "nothing bounds the requests of a minute", LIMITS),
+    Mutant(f"{CALLER}.count_request", drop("_charge"), "nothing bounds the requests of a minute", LIMITS),
     Mutant(
         f"{CALLER}.settle",
         operation("-", to="_0"),
@@ -53,10 +53,10 @@ KEYS = (
         "who was silent for an hour may send an hour's requests at once",
         LIMITS,
     ),
-    Mutant(f"{CALLER}.answers", drop("-="), "a key's answers at once are used up for ever", LIMITS),
+    Mutant(f"{CALLER}.count_choices", drop("-="), "a key's answers at once are used up for ever", LIMITS),
     Mutant(
         f"{CALLER}._check_concurrent",
-        operation("+", "num_answers", to="_0"),
+        operation("+", "num_choices", to="_0"),
         "a key has more answers at once than it may",
         LIMITS,
     ),

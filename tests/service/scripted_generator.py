@@ -112,7 +112,7 @@ class ScriptedGenerator:
     def refusals(self) -> list[str]:
         return ["a draft: why"]
 
-    def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> Playback:
+    def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> Playback:
         if self.refusal is not None:
             raise self.refusal
         return Playback(self)
@@ -137,7 +137,7 @@ class Playback:
         self.requests = requests
         self.generator.requests.extend(requests)
 
-    async def opened(self) -> None:
+    async def wait_opened(self) -> None:
         if self.generator.fail_at is not None and self.generator.fail_at[0] == 0:
             raise self.generator.fail_at[1]
         await self.generator.opens.wait()

@@ -246,7 +246,7 @@ async def test_a_worker_that_describes_itself_at_length_or_turns_into_another_is
     first = link.connection
     assert first is not None
     draft.info = lambda: pb.WorkerInfo(model_id="other", epoch=7, **FACTS)
-    await until(lambda: not first.alive)
+    await until(lambda: not first.is_alive)
     await until(lambda: link.connection)
     draft.info = lambda: pb.WorkerInfo(model_id="other", epoch=7, eos_token_ids=range(70_000), **FACTS)
     await until(lambda: isinstance(link.refused, IncompatiblePair))

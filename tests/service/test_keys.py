@@ -243,6 +243,6 @@ async def test_work_of_the_tokenizer_counts_as_an_answer(admission_of: MakeAdmis
     admission = admission_of(max_concurrent=1)
     caller = admission.incoming(f"Bearer {KEY}").caller
     async with http_of(admission) as http:
-        with caller.answers(1, "n"):
+        with caller.count_choices(1, "n"):
             assert (await http.post(path, json=body)).status_code == 429
-        assert (await http.post(path, json=body)).status_code == 200 and caller.num_answers == 0
+        assert (await http.post(path, json=body)).status_code == 200 and caller.num_choices == 0

@@ -112,7 +112,7 @@ async def test_a_worker_that_makes_no_step_is_given_up() -> None:
         first = link.connection
         assert first is not None
         await asyncio.sleep(0.8)
-        assert first.alive and not first.has_work, "it owes nothing"
+        assert first.is_alive and not first.has_work, "it owes nothing"
         first.send(tpb.TargetRequest(), owes_step=True)
         assert first.has_work
         await until(lambda: not first.has_work)  # it rests: there was nothing to do
@@ -123,8 +123,8 @@ async def test_a_worker_that_makes_no_step_is_given_up() -> None:
         await until(lambda: not first.has_work)
         target.info.current_step_us = 1  # its engine is at it
         first.send(tpb.TargetRequest(), owes_step=True)
-        await until(lambda: not first.alive)
-        assert first.hung
+        await until(lambda: not first.is_alive)
+        assert first.is_hung
     finally:
         await link.close()
         await server.stop(0)

@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import Gauge
 from typer.testing import CliRunner
 
-from deploy.actors import take_cores
+from deploy.actors import lock_cores
 from deploy.registry import Registry
 from deploy.sightings import Sighting, WorkerCalls
 from gateway.workers.membership import Membership
@@ -219,29 +219,29 @@ def test_what_a_worker_says_of_itself_is_bounded_in_the_launcher_and_its_log(
 ) -> None:
     monkeypatch.setattr("deploy.sightings.PERIOD_S", 0.0)
     monkeypatch.setattr("outrider.wire.peer_text.MAX_REASONS", 2)
-    eyes, seen = WorkerCalls(registry.loop, None), list[Sighting]()
+    calls, seen = WorkerCalls(registry.loop, None), list[Sighting]()
     with played_draft() as (draft, server):
         draft.num_refusals, draft.num_cores = 3, MAX_INFO_BYTES
-        eyes.watch("draft-0", "draft", server.address)
-        wait_until(lambda: bool(seen.extend(eyes.take()) or len(seen) > 3), "all refusals")
-        eyes.forget("draft-0")
+        calls.watch("draft-0", "draft", server.address)
+        wait_until(lambda: bool(seen.extend(calls.read_sightings()) or len(seen) > 3), "all refusals")
+        calls.forget("draft-0")
     assert all(one.info is None for one in seen)
     assert "the draft describes itself in" in str(seen[3].refusal)
-    assert caplog.text.count("refuses to say what it is") == 2
+    assert caplog.text.count("refuses GetInfo") == 2
 
 
 def test_a_worker_is_seen_to_answer_to_hang_and_to_be_gone(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.sightings.PERIOD_S", 0.05)
     monkeypatch.setattr("deploy.sightings.TIMEOUT_S", 0.3)
-    eyes = WorkerCalls(registry.loop, None)
+    calls = WorkerCalls(registry.loop, None)
 
     def next_that(holds: Callable[[Sighting], bool]) -> Sighting:
         found: list[Sighting] = []
-        wait_until(lambda: bool(found.extend(one for one in eyes.take() if holds(one)) or found), "a sight")
+        wait_until(lambda: bool(found.extend(one for one in calls.read_sightings() if holds(one)) or found), "a sight")
         return found[0]
 
     with played_draft() as (draft, server):
-        eyes.watch("draft-0", "draft", server.address)
+        calls.watch("draft-0", "draft", server.address)
         seen = next_that(lambda one: one.info is not None)
         assert (seen.member, seen.address) == ("draft-0", server.address)
         assert seen.info is not None and (seen.info.epoch, seen.info.num_slots_in_use) == (3, 2)
@@ -250,11 +250,11 @@ def test_a_worker_is_seen_to_answer_to_hang_and_to_be_gone(registry: Registry, m
         draft.hangs.clear()
         next_that(lambda one: one.info is not None)
     assert not next_that(lambda one: one.info is None and not one.is_silent).is_silent
-    eyes.forget("draft-0")
+    calls.forget("draft-0")
     time.sleep(0.5)
-    eyes.take()
+    calls.read_sightings()
     time.sleep(0.3)
-    assert eyes.take() == []
+    assert calls.read_sightings() == []
 
 
 HOLD = """
@@ -281,6 +281,6 @@ def test_workers_take_the_least_occupied_cores(tmp_path: Path) -> None:
         assert holder(1)[1] == [2]
         first.kill()  # a lock goes with its process, however that ended
         first.wait()
-        assert sorted(take_cores(2, tmp_path, frozenset(range(4)))) == [0, 1]
-        assert sorted(take_cores(3, tmp_path, frozenset(range(4)))) == [0, 1, 3]  # 3 was free, the others are shared
-        assert take_cores(9, tmp_path, frozenset(range(4))) == frozenset(range(4))
+        assert sorted(lock_cores(2, tmp_path, frozenset(range(4)))) == [0, 1]
+        assert sorted(lock_cores(3, tmp_path, frozenset(range(4)))) == [0, 1, 3]  # 3 was free, the others are shared
+        assert lock_cores(9, tmp_path, frozenset(range(4))) == frozenset(range(4))

@@ -72,11 +72,11 @@ def seen_first(registry: Registry, address: str, certificates: CertificateFolder
     """By a launcher with these."""
     eyes = WorkerCalls(registry.loop, certificates)
     eyes.watch("draft-0", "draft", address)
-    give_up, found = time.monotonic() + 10, eyes.take()
+    give_up, found = time.monotonic() + 10, eyes.read_sightings()
     while not found:
         assert time.monotonic() < give_up
         time.sleep(0.01)
-        found = eyes.take()
+        found = eyes.read_sightings()
     eyes.forget("draft-0")
     return found[0]
 

@@ -136,7 +136,7 @@ class BrokenDraft(draft_pb2_grpc.DraftServiceServicer):
             dispatch=lambda owner, item, put: put(
                 dpb.DraftReply(id=item.id, open=pb.OpenReply()) if item.HasField("open") else object()
             ),
-            gone=self.gone.append,
+            on_end=self.gone.append,
         )
 
 

@@ -55,7 +55,7 @@ class Reached(target_pb2_grpc.TargetServiceServicer):
             context,
             make_batch=lambda items: tpb.TargetReplyBatch(items=items),
             dispatch=self._answer,
-            gone=lambda owner: None,
+            on_end=lambda owner: None,
         )
 
     def _answer(self, owner: int, item: tpb.TargetRequest, put: Callable[[Any], None]) -> None:

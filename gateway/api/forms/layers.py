@@ -96,7 +96,7 @@ class LayerAnswer:
     def __init__(
         self,
         admission: Admission,
-        demand: UncheckedRequest,
+        unchecked: UncheckedRequest,
         incoming: IncomingRequest,
         create_form: FormFactory,
         token_kinds: bool,
@@ -107,7 +107,7 @@ class LayerAnswer:
         token, in the field `speculation`.
         """
         self._admission = admission
-        self._demand = demand
+        self._unchecked = unchecked
         self._incoming = incoming
         self._form_factory = create_form
         self._token_kinds = token_kinds
@@ -116,7 +116,7 @@ class LayerAnswer:
     async def whole(self) -> Json:
         """Run the request to its end, and return the whole response."""
         outputs: list[RoundOutput] = []
-        async with self._admission.answers(self._demand, self._incoming) as answers:
+        async with self._admission.answers(self._unchecked, self._incoming) as answers:
             form = self._create_form(answers.requests[0])
             async for _, output in answers.stream():
                 if self._token_kinds:
@@ -130,7 +130,7 @@ class LayerAnswer:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Run the request, and yield server-sent events. The events of one round are one item."""
-        async with self._admission.answers(self._demand, self._incoming) as answers:
+        async with self._admission.answers(self._unchecked, self._incoming) as answers:
             form = self._create_form(answers.requests[0])
             await self._admission.wait_for_slot(answers)
             yield encode_events(form.begin())

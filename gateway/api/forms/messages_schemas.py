@@ -76,7 +76,7 @@ class InputMessage(LenientSchema):
     ]
 
     @model_validator(mode="after")
-    def _fits_role(self) -> InputMessage:
+    def _check_role(self) -> InputMessage:
         for block in self.content:
             if block.type not in ROLE_BLOCKS[self.role]:
                 raise ValueError(f"has role {self.role} and a block of type {block.type}, which do not go together")
@@ -174,7 +174,7 @@ class CountBody(Layer):
             )
         return without_others(value, MESSAGES_NEUTRAL, cls.ignored)
 
-    def demand(self, request_id: str, **others: Any) -> UncheckedRequest:
+    def unchecked_request(self, request_id: str, **others: Any) -> UncheckedRequest:
         """Return the UncheckedRequest for one output to these messages. Raises InvalidRequest.
 
         others: further fields of a ChatBody.
@@ -185,7 +185,7 @@ class CountBody(Layer):
         messages = self._chat_messages()
         tools = self._offered_tools()
         output = self._output_format()
-        return self.chat_demand(
+        return self.unchecked_chat_request(
             request_id,
             messages,
             (self.tool_choice or ToolChoice(type="auto")).offer(tools),
@@ -259,8 +259,8 @@ class MessagesBody(CountBody):
     stop_in_reasoning: bool | None = described("as chat's. Default: false")
     metadata: Metadata | None = described("`user_id`: as chat's `user`")
 
-    def demand(self, request_id: str, **others: Any) -> UncheckedRequest:
-        return super().demand(
+    def unchecked_request(self, request_id: str, **others: Any) -> UncheckedRequest:
+        return super().unchecked_request(
             request_id,
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,

@@ -236,12 +236,12 @@ class ResponsesBody(Layer):
         """Whether the request asks for log-probs of the response's text."""
         return "message.output_text.logprobs" in (self.include or ())
 
-    def demand(self, request_id: str) -> UncheckedRequest:
+    def unchecked_request(self, request_id: str) -> UncheckedRequest:
         """Return the UncheckedRequest for one output to this input. Raises InvalidRequest."""
         if self.top_logprobs and not self.logprobs:
             text = "top_logprobs needs include to have message.output_text.logprobs"
             raise InvalidRequest(text, param="top_logprobs")
-        return self.chat_demand(
+        return self.unchecked_chat_request(
             request_id,
             list(chat_messages(self.instructions, self.input)),
             offer_of([offered.tool for offered in self.offered.values()], self.tool_choice, self.parallel_tool_calls),

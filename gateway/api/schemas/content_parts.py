@@ -122,7 +122,7 @@ def _document_text(part: dict[str, Any], role: str) -> str | None:
         return None
     if text is None:
         return None
-    if role not in ROLES_OF_OTHERS and _asks_for_citations(part):
+    if role not in ROLES_OF_OTHERS and _needs_citations(part):
         raise ValueError("has citations, which are not offered; leave them out")
     lines = [head for head in heads if isinstance(head, str) and head]
     return "\n".join([*lines, text])
@@ -147,7 +147,7 @@ def _text_or_none(value: Any) -> str | None:
         return None
 
 
-def _asks_for_citations(part: dict[str, Any]) -> bool:
+def _needs_citations(part: dict[str, Any]) -> bool:
     citations = part.get("citations")
     return isinstance(citations, dict) and bool(citations.get("enabled"))
 

@@ -78,7 +78,7 @@ class Layer(StrictSchema):
         """Return the variables for the chat template, by name. Subclasses may add variables."""
         return self.chat_template_kwargs or {}
 
-    def chat_demand(
+    def unchecked_chat_request(
         self,
         request_id: str,
         messages: Sequence[MessageBody],
@@ -99,11 +99,13 @@ class Layer(StrictSchema):
             raise InvalidRequest(text, param=names.prompt)
         fields: dict[str, Any] = {"messages": list(messages), "chat_template_kwargs": self.template_variables()}
         fields |= {name: getattr(self, name) for name in CHAT_FIELDS}
-        demand = parse_body(ChatBody, fields | others).demand(request_id)
-        (chat,) = demand.prompts
+        unchecked = parse_body(ChatBody, fields | others).unchecked_request(request_id)
+        (chat,) = unchecked.prompts
         assert isinstance(chat, Chat)
         budget = chat.reasoning_budget
         if budget is not None:
             budget = replace(budget, is_optional=True)
         chat = replace(chat, tools=offer, merges_leading=True, reasoning_budget=budget)
-        return replace(demand, names=names, output=output, prompts=(chat,))
+        return replace(
+            unchecked, names=names, output=output, prompts=(chat,)
+        )

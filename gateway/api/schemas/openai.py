@@ -141,7 +141,7 @@ class CompletionBody(SharedFields):
             return self.logprobs
         return None
 
-    def demand(self, request_id: str) -> UncheckedRequest:
+    def unchecked_request(self, request_id: str) -> UncheckedRequest:
         """Return the UncheckedRequest for these completions. Raises InvalidRequest."""
         self._check_choices()
         max_tokens = DEFAULT_MAX_TOKENS
@@ -151,9 +151,9 @@ class CompletionBody(SharedFields):
         if num_logprobs is None and self.num_made > self.num_choices:
             num_logprobs = 0  # choices are ranked by their log-probs
         names = FieldNames(prompt="prompt", prediction="prediction.content", num_choices=self._choices_field)
-        demand = self._demand(request_id, names, self._prompts(), max_tokens or 1, num_logprobs)
+        unchecked = self._unchecked_request(request_id, names, self._prompts(), max_tokens or 1, num_logprobs)
         return replace(
-            demand,
+            unchecked,
             num_choices=self.num_made,
             num_prompt_logprobs=self._num_prompt_logprobs(),
             is_empty=max_tokens == 0,
@@ -247,7 +247,7 @@ class ChatBody(SharedFields):
         "tokens"
     )
 
-    def demand(self, request_id: str) -> UncheckedRequest:
+    def unchecked_request(self, request_id: str) -> UncheckedRequest:
         """Return the UncheckedRequest for the choices of this chat. Raises InvalidRequest."""
         self._check_lengths()
         messages = tuple(message.message() for message in self.messages)
@@ -277,8 +277,8 @@ class ChatBody(SharedFields):
         num_logprobs = None
         if self.logprobs:
             num_logprobs = self.top_logprobs or 0
-        demand = self._demand(request_id, self._field_names(), (chat,), max_tokens, num_logprobs)
-        return replace(demand, stops_in_reasoning=bool(self.stop_in_reasoning))
+        unchecked = self._unchecked_request(request_id, self._field_names(), (chat,), max_tokens, num_logprobs)
+        return replace(unchecked, stops_in_reasoning=bool(self.stop_in_reasoning))
 
     def _check_lengths(self) -> None:
         old = self.max_tokens

@@ -220,7 +220,7 @@ class SharedFields(StrictSchema):
             return 1
         return self.n
 
-    def _demand(
+    def _unchecked_request(
         self,
         request_id: str,
         names: FieldNames,
@@ -330,7 +330,7 @@ class SharedFields(StrictSchema):
         if self.structured_outputs is None:
             return output
         if output is not None:
-            text = "response_format and structured_outputs both say what the answer has to be; give one of them"
+            text = "response_format and structured_outputs both set the form of the output; give one of them"
             raise InvalidRequest(text, param="structured_outputs")
         return self.structured_outputs.output()
 

@@ -54,7 +54,7 @@ class TokenizeBody(StrictSchema):
             raise InvalidRequest("prompt and messages: give one of them, and not both", param="prompt")
         return without_others(value, TOKENIZE_NEUTRAL, {})
 
-    def demand(self, request_id: str) -> UncheckedRequest:
+    def unchecked_request(self, request_id: str) -> UncheckedRequest:
         """Return the UncheckedRequest whose chat is tokenized, for a body with `messages`. Raises InvalidRequest."""
         if self.add_special_tokens:
             text = "add_special_tokens is true, and a chat has those that its template writes; leave it out"
@@ -72,7 +72,7 @@ class TokenizeBody(StrictSchema):
             "documents": self.documents,
             "control_tokens_in_content": self.control_tokens_in_content,
         }
-        return chat.model_copy(update=others).demand(request_id)
+        return chat.model_copy(update=others).unchecked_request(request_id)
 
 
 class DetokenizeBody(StrictSchema):

@@ -31,28 +31,28 @@ def requested_speculation(request: GenerationRequest, config: GatewayConfig) -> 
 
 
 def speculation_of(
-    request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], num_held: int
+    request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], num_cached: int
 ) -> Speculation | None:
     """Return the speculation with which a choice runs on these workers; None for decoding without drafts.
 
-    workers: the target, then the choice's drafts. All must be able to run the result. num_held: number of the choice's
-    tokens in the cache of each worker.
+    workers: the target, then the choice's drafts. All must be able to run the result. num_cached: number of the
+    choice's tokens in the cache of each worker.
 
     A tree becomes a chain of its depth if a worker cannot run trees. It loses nodes if a KV cache has no room for all.
     """
-    asked = requested_speculation(request, config)
-    if asked.is_plain:
+    requested = requested_speculation(request, config)
+    if requested.is_plain:
         return None
-    speculation = replace(asked, draft_topk=min(asked.draft_topk, workers[0].vocab_size))
-    if asked.tree is None:
+    speculation = replace(requested, draft_topk=min(requested.draft_topk, workers[0].vocab_size))
+    if requested.tree is None:
         return speculation
     if not all(worker.supports_trees for worker in workers):  # a chain as long as the tree is deep
-        return replace(speculation, num_draft_tokens=asked.tree.depth, tree=None)
-    max_nodes = asked.max_draft_tokens
+        return replace(speculation, num_draft_tokens=requested.tree.depth, tree=None)
+    max_nodes = requested.max_draft_tokens
     for worker in workers:
         if worker.num_kv_blocks:
-            max_nodes = min(max_nodes, _max_nodes(worker, num_held))
-    tree = asked.tree.reduced_to(asked.max_draft_tokens, max_nodes)
+            max_nodes = min(max_nodes, _max_nodes(worker, num_cached))
+    tree = requested.tree.reduced_to(requested.max_draft_tokens, max_nodes)
     if tree is None:
         return None
     return replace(speculation, tree=tree)
@@ -70,9 +70,9 @@ def _tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | N
     return TreeShape.parse(config.tree)
 
 
-def _max_nodes(worker: pb.WorkerInfo, num_held: int) -> int:
+def _max_nodes(worker: pb.WorkerInfo, num_cached: int) -> int:
     """Assumes that the choice is alone in the cache. One block is reserved because it may have to be copied.
 
     # 10 blocks of 16 tokens, 100 of them held: 9 * 16 - 100 = 44 nodes
     """
-    return max(0, (worker.num_kv_blocks - 1) * worker.kv_block_size - num_held)
+    return max(0, (worker.num_kv_blocks - 1) * worker.kv_block_size - num_cached)

@@ -32,7 +32,7 @@ class DraftUse:
     """Tokens that the draft added in this trial, plus the share carried from earlier trials."""
     num_others: float = 0.0
     """Tokens of this trial that the target made without the draft, plus the share carried from earlier trials."""
-    was_ready: bool = False
+    had_drafts: bool = False
     """Whether, in the last trial, draft tokens had arrived in time or were skipped because they did not pay."""
 
     @property
@@ -50,7 +50,7 @@ class DraftUse:
         draft.
         """
         if self.is_in_use:
-            self.was_ready = is_ready or (self.was_ready and self.num_verdicts % TRIAL_PERIOD > 0)
+            self.had_drafts = is_ready or (self.had_drafts and self.num_verdicts % TRIAL_PERIOD > 0)
         self.num_verdicts += 1
         self.num_added += num_added
         self.num_others += num_tokens - num_added

@@ -89,11 +89,11 @@ def _show(asking: DemoRequests, number: int, part: DemoPart) -> Measurement:
     _print_first_answer(asking, number, part)
     notes = note_console()
     pairs = []
-    with reporting(notes, "measuring") as tell:
+    with reporting(notes, "measuring") as show_message:
         for index, prompt in enumerate(part.prompts, start=1):
             pairs.append(measure(asking, prompt, part.speculation, part.before))
             if notes.is_terminal:
-                tell(f"measuring: {index} of {len(part.prompts)} prompts, with drafts and without in turn")
+                show_message(f"measuring: {index} of {len(part.prompts)} prompts, with drafts and without in turn")
     measured = Measurement(pairs)
     answer_console().print(f"   {_speed(measured)}")
     return measured
@@ -101,7 +101,7 @@ def _show(asking: DemoRequests, number: int, part: DemoPart) -> Measurement:
 
 def _print_first_answer(asking: DemoRequests, number: int, part: DemoPart) -> None:
     console = answer_console()
-    console.print(f"\n{number}. {part.title}: {part.says}", style="bold")
+    console.print(f"\n{number}. {part.title}: {part.description}", style="bold")
     prompt = part.prompts[0]
     plain = asking.answer(prompt, False)
     console.print(prompt, style="dim", end="")
@@ -114,7 +114,8 @@ def _print_first_answer(asking: DemoRequests, number: int, part: DemoPart) -> No
 
 
 def _speed(measured: Measurement) -> str:
-    low, high = measured.speedups[0], measured.speedups[-1]
+    low = measured.speedups[0]
+    high = measured.speedups[-1]
     return (
         f"{measured.speedup:.2f} times as fast as without drafts (median of {len(measured.pairs)} prompts, "
         f"{low:.2f} to {high:.2f}), {figure(measured.usage.tokens_per_target_pass)} tokens for each pass of the target"
@@ -149,7 +150,7 @@ def report(shown: Sequence[DemoPart], measured: Sequence[Measurement], compariso
     for difference in comparison.differences:
         text = (
             f"  answer {difference['answer']} differs at position {difference['position']}: token "
-            f"{difference['found']}, the target alone says {difference['expected']}; "
+            f"{difference['found']}, the target alone has {difference['expected']}; "
             f"its two best logits are {difference['top2_gap']:.2g} apart"
         )
         if difference["top2_gap"] < _NEAR_TIE:

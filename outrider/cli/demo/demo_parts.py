@@ -26,7 +26,7 @@ class DemoPart:
     """One way to draft that the demo shows: its description, prompts and options."""
 
     title: str
-    says: str
+    description: str
     """A sentence on how draft tokens are made."""
     prompts: tuple[str, ...]
     """Prompts whose outputs are measured. The output of the first is also printed."""

@@ -57,7 +57,8 @@ def doctor(
     with errors_as_lines():
         if dtype not in DTYPES:
             raise ConfigError(f"--dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
-        tables, drafts = list[str](), list[str]()
+        tables = list[str]()
+        drafts = list[str]()
         for name in draft or ():
             if name.partition(":")[0] in TABLE_DRAFTERS:
                 tables.append(name)

@@ -190,9 +190,9 @@ def _quota(cgroup: Path) -> float | None:
     return int(quota) / int(period)
 
 
-def ports(host: str, wanted: Mapping[str, int]) -> Iterator[Finding]:
-    """Check whether a gateway could listen on `host` and the given ports. wanted: port by its command-line option."""
-    for option, port in wanted.items():
+def ports(host: str, required: Mapping[str, int]) -> Iterator[Finding]:
+    """Check whether a gateway could listen on `host` and the given ports. required: port by its command-line option."""
+    for option, port in required.items():
         try:
             check_free(host, port, option)
         except ConfigError as error:
@@ -228,7 +228,7 @@ def shared_memory(folder: Path) -> Finding:
     found = f"{free >> 20} MiB free"
     if free < RAY_STORE_BYTES:
         remedy = "docker run --shm-size 256m, or say --no-ray"
-        return Finding(str(folder), "warning", f"{found}, and Ray wants {RAY_STORE_BYTES >> 20}", remedy)
+        return Finding(str(folder), "warning", f"{found}, and Ray needs {RAY_STORE_BYTES >> 20}", remedy)
     return Finding(str(folder), "ok", found)
 
 

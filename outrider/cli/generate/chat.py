@@ -60,7 +60,7 @@ def _loop(conversation: Conversation) -> bool:
         elif line.startswith("/"):
             print_error(f"{line} is no command; there are /reset and /quit")
         elif line:
-            answered = conversation.say(line)
+            answered = conversation.send(line)
 
 
 class Conversation:
@@ -80,7 +80,7 @@ class Conversation:
         """Remove all messages except the system message."""
         self._messages = list(self._first)
 
-    def say(self, text: str) -> bool:
+    def send(self, text: str) -> bool:
         """Send a message of the user and print the answer. If the request fails, print the error. Return whether there
         was an answer.
         """

@@ -69,7 +69,8 @@ def _read_prediction(path: Path) -> str:
 
 
 def _show(stream: SyncRoundStream) -> None:
-    console, notes = answer_console(), note_console()
+    console = answer_console()
+    notes = note_console()
     if console.is_terminal:
         notes.print(legend())
     printer = AnswerPrinter(console)

@@ -49,7 +49,8 @@ class KindPainter:
     def paint(self, round_: Round) -> list[tuple[TokenKind, str]]:
         """Split `round_.text_delta` by token kind. Return pieces (kind, text) whose texts join to the delta."""
         self._pending.extend((token.kind, token.text) for token in round_.tokens)
-        rest, spans = round_.text_delta, []
+        rest = round_.text_delta
+        spans = []
         while rest and self._pending:
             self._last, text = self._pending.popleft()
             size = self._size_in(rest, text)
@@ -60,20 +61,20 @@ class KindPainter:
         spans.append((self._last, rest))
         return [(kind, text) for kind, text in spans if text]
 
-    def _size_in(self, rest: str, text: str) -> int:
-        """Return the number of characters at the start of `rest` that come from a token with the text `text`."""
-        if rest.startswith(text):
+    def _size_in(self, remaining: str, text: str) -> int:
+        """Return the number of characters at the start of `remaining` that come from a token with the text `text`."""
+        if remaining.startswith(text):
             return len(text)
-        if text.startswith(rest):
-            return len(rest)
+        if text.startswith(remaining):
+            return len(remaining)
         # A piece of a character, or a token that shows differently here: its part ends where the next whole one starts.
         for _, following in self._pending:
             if following and _FRAGMENT not in following:
-                position = rest.find(following)
+                position = remaining.find(following)
                 if position >= 0:
                     return position
                 break
-        return len(rest)
+        return len(remaining)
 
 
 class AnswerPrinter:

@@ -131,7 +131,7 @@ def _fetch(repository: str, revision: str, to: Path | None, names: Sequence[str]
         files = snapshot_download(repository, revision=revision, local_dir=to, allow_patterns=patterns, dry_run=True)
     missing_bytes = {file.local_path: file.file_size or 0 for file in files if file.will_download}
     if missing_bytes:
-        _check_room(repository, next(iter(missing_bytes)), sum(missing_bytes.values()))
+        _check_free_space(repository, next(iter(missing_bytes)), sum(missing_bytes.values()))
     with _closed_bars() as bars:
         snapshot = snapshot_download(
             repository, revision=revision, local_dir=to, allow_patterns=patterns, tqdm_class=bars
@@ -187,7 +187,7 @@ def _check_listed(repository: str, name: str, listed: Collection[str]) -> None:
         raise _missing_error(repository, name, listed)
 
 
-def _missing_error(repository: str, what: str, listed: Collection[str]) -> ConfigError:
+def _missing_error(repository: str, kind: str, listed: Collection[str]) -> ConfigError:
     names = sorted(listed)
     has = ", ".join(names[:_MAX_NAMES]) or "none"
     if len(names) > _MAX_NAMES:
@@ -195,7 +195,7 @@ def _missing_error(repository: str, what: str, listed: Collection[str]) -> Confi
     ggufs = list(filter(is_gguf, names))
     if ggufs:
         has += f"; a GGUF file is named {repository}:{ggufs[0]}"
-    return ConfigError(f"{repository} has no {what}, and cannot be served; it has {has}")
+    return ConfigError(f"{repository} has no {kind}, and cannot be served; it has {has}")
 
 
 def _stays_inside(name: str) -> bool:
@@ -215,7 +215,7 @@ def _make_folder(to: Path) -> None:
         raise ConfigError(f"--to is {to}, and cannot be made there ({error.strerror}): name another folder") from None
 
 
-def _check_room(repository: str, path: str, num_bytes: int) -> None:
+def _check_free_space(repository: str, path: str, num_bytes: int) -> None:
     folder = Path(path).parent
     while not folder.exists():
         folder = folder.parent
@@ -273,7 +273,8 @@ def _errors_of(repository: str, revision: str) -> Iterator[None]:
 def _own_error(error: BaseException, repository: str, revision: str) -> OutriderError:
     from huggingface_hub import constants, errors
 
-    hub, token = constants.ENDPOINT, "set HF_TOKEN to a token that may read it"
+    hub = constants.ENDPOINT
+    token = "set HF_TOKEN to a token that may read it"
     if isinstance(error, errors.GatedRepoError):
         return ConfigError(f"{repository} is open to those alone whom its owners let in: ask there, then {token}")
     if isinstance(error, errors.RepositoryNotFoundError):

@@ -102,13 +102,15 @@ class ScrapeInterval:
             return None
         rank = share * num_observations
         # bounds 1, 2 with counts 4, 8: rank 6 is half-way in the second bucket, 1.5
-        lower, num_below = 0.0, 0.0
+        lower = 0.0
+        num_below = 0.0
         for bound, count in counts.items():
             if count >= rank:
                 if math.isinf(bound):
                     return lower
                 return lower + (bound - lower) * (rank - num_below) / (count - num_below)
-            lower, num_below = bound, count
+            lower = bound
+            num_below = count
         return None
 
 

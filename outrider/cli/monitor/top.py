@@ -86,7 +86,9 @@ async def _watch(console: Console, reader: SystemReader, view: SystemView, inter
 @contextlib.contextmanager
 def _ended_by_keys() -> Iterator[None]:
     """Context manager: during the block the key q and signals cancel the running task, and typed keys are not shown."""
-    task, loop, keyboard = asyncio.current_task(), asyncio.get_running_loop(), sys.stdin.fileno()
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    keyboard = sys.stdin.fileno()
     assert task is not None
 
     def pressed() -> None:
@@ -185,7 +187,8 @@ def _members(groups: Any) -> dict[str, str]:
     """
     members = dict[str, str]()
     for group in groups:
-        member, address = group["labels"]["member"], group["targets"][0]
+        member = group["labels"]["member"]
+        address = group["targets"][0]
         if not isinstance(member, str) or not isinstance(address, str):
             raise ValueError("/sd is none of a gateway's")
         members[member] = address

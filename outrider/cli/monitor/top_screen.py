@@ -174,7 +174,8 @@ def _worker_figures(worker: ScrapeInterval | None, gateway: ScrapeInterval, memb
         return (_name("no metrics"), "-", f"{number(placed)} here", "-", "-", "-")
     model = device = ""
     for info, _ in worker.after.find("outrider_worker_info"):
-        model, device = info.get("model", "-"), info.get("device", "")
+        model = info.get("model", "-")
+        device = info.get("device", "")
         break
     return (
         _name(f"{model or '-'} {device}".strip()),

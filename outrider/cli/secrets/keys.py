@@ -33,7 +33,7 @@ def new(
     tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens of prompt and output a minute.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(help="Answers running or waiting at once.")] = None,
     weight: Annotated[
-        float, typer.Option(help="What it is given where others want it, too, over what a key of weight 1 is given.")
+        float, typer.Option(help="Its share of a busy gateway, relative to that of a key of weight 1.")
     ] = 1.0,
     expires_days: Annotated[float | None, typer.Option(help="Days until it expires; absent = never.")] = None,
     control_tokens_in_content: Annotated[

@@ -44,5 +44,5 @@ def run_module(
                 yield event
             raise KeyboardInterrupt
         finally:
-            child.stop(grace_s, lambda: stop.hurry)
+            child.stop(grace_s, lambda: stop.is_hurried)
             child.close()

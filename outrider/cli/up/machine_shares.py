@@ -21,12 +21,12 @@ GPU_DEVICE = Path("/dev/nvidiactl")
 _MAX_PORT = 65535
 
 
-def own_gpu_memory(pools: Iterable[Pool], wanted: float | None = None) -> dict[str, float]:
+def own_gpu_memory(pools: Iterable[Pool], utilization: float | None = None) -> dict[str, float]:
     """Return the value of `gpu_memory_utilization` for each pool whose workers share a GPU of this machine, by pool
     name. Pools that have a value in their settings are left out.
 
-    wanted: fraction of a GPU's memory that all its workers may take together, or that a single worker on it may take;
-    None = the default. Raises ConfigError if nothing remains for some workers.
+    utilization: fraction of a GPU's memory that all its workers may take together, or that a single worker on it may
+    take; None = the default. Raises ConfigError if nothing remains for some workers.
     """
     pools_by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
@@ -38,7 +38,7 @@ def own_gpu_memory(pools: Iterable[Pool], wanted: float | None = None) -> dict[s
             pools_by_gpu.setdefault(gpu, []).append(pool)
     shares: dict[str, float] = {}
     for sharing in pools_by_gpu.values():
-        shares.update(utilizations(sharing, wanted))
+        shares.update(utilizations(sharing, utilization))
     return shares
 
 

@@ -82,6 +82,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             settings[setting.part][setting.name] = given.pop(argument)
         command(settings=settings, **given)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run

@@ -80,7 +80,8 @@ def draft_flags(config: Mapping[str, object]) -> tuple[list[str], list[str]]:
     notes = list[str]()
     for key, value in config.items():
         notes += _notes_on(key, value)
-    model, method = _text(config, "model"), _text(config, "method")
+    model = _text(config, "model")
+    method = _text(config, "method")
     if method is None and model in OWN_DRAFTERS:
         method = model
     if method in REFUSED_METHODS:

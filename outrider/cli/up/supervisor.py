@@ -181,7 +181,7 @@ class Supervisor:
                 while not child.events.empty():
                     self._show(name, child.events.get())
                 if has_ended:
-                    self._go_on_without(name, child)
+                    self._handle_end(name, child)
             for restarts in self._restarts.values():
                 restarts.start_if_due(time.monotonic())
 
@@ -195,14 +195,15 @@ class Supervisor:
 
     def stop(self) -> None:
         """End the gateways, then the workers, then any other descendants of this process. Idempotent."""
-        gateways, others = list[Child](), list[Child]()
+        gateways = list[Child]()
+        others = list[Child]()
         for name, child in self._children.items():
             if name.startswith("gateway"):
                 gateways.append(child)
             else:
                 others.append(child)
         for child in gateways:  # all drain at the same time
-            child.ask_to_stop()
+            child.request_stop()
         for child in gateways:
             child.stop(self.drain_timeout_s + _GRACE_S, self._is_hurried, _HURRIED_GRACE_S)
         drain_timeout_s = max((pool.worker.drain_timeout_s for pool in self._config.pools), default=0.0)
@@ -225,26 +226,26 @@ class Supervisor:
         return gateway_config(self._config.gateway, target="127.0.0.1:0").drain_timeout_s
 
     def _is_hurried(self) -> bool:
-        return self._stop_flag.hurry
+        return self._stop_flag.is_hurried
 
     @property
     def _joins_cluster(self) -> bool:
         """Whether the workers run on a Ray cluster that existed before this system was started."""
         return self._config.ray is not None and self._config.ray.address is not None
 
-    def _go_on_without(self, name: str, child: Child) -> None:
+    def _handle_end(self, name: str, child: Child) -> None:
         """Start a part that has ended again, or continue without it. Raises PartFailed if neither is possible."""
         failed = _ended(child)
         restarts = self._restarts.get(name)
         if restarts is not None and restarts.ended(time.monotonic()):
             consequence = "; it is started again"
         else:
-            consequence = self._give_up(name, failed)
+            consequence = self._describe_loss(name, failed)
         del self._children[name]
         self._warn(name, failed.message + consequence)
         child.close()
 
-    def _give_up(self, name: str, failed: PartFailed) -> str:
+    def _describe_loss(self, name: str, failed: PartFailed) -> str:
         """Return what the end of a part means for the system, as text for the log. Raises PartFailed if the part is
         needed.
         """
@@ -483,7 +484,7 @@ class Supervisor:
                 continue
             if self._needs_drafts or self._roles.get(name) != "draft":
                 raise _ended(child)
-            self._go_on_without(name, child)
+            self._handle_end(name, child)
 
 
 def _port(address: str) -> int:

@@ -70,7 +70,7 @@ DrafterOption = Annotated[
     Drafter | None,
     typer.Option(
         "--drafter",
-        help="Who drafts for requests that do not say; auto unless set. Those with model need a draft worker.",
+        help="What proposes draft tokens, unless the request gives it; auto unless set. Model needs a draft worker.",
     ),
 ]
 Tree = Annotated[
@@ -117,10 +117,10 @@ class VllmCommand(TyperCommand):
             return list(super().parse_args(ctx, args))
         except Exception as error:
             if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # a flag that is not known
-                ours = list[str]()
+                our_flags = list[str]()
                 for param in self.params:
-                    ours += param.opts
-                error.possibilities = similar_flags(error.option_name, ours)
+                    our_flags += param.opts
+                error.possibilities = similar_flags(error.option_name, our_flags)
             raise
 
 

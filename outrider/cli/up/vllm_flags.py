@@ -23,13 +23,13 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 class VllmFlag:
     """How one of vLLM's flags is translated."""
 
-    ours: Sequence[str] = ()
+    our_flags: Sequence[str] = ()
     """Flags of `outrider up` that replace the flag. Each gets the flag's value, if it has one."""
-    takes: str = "one"
+    num_values: str = "one"
     """Number of values of the flag: "none", "one" or "several". Each of several values becomes a flag of its own."""
     words: Mapping[str, str] = field(default_factory=dict)
     """Our word for each value of the flag. An empty word = the flag is dropped, since Outrider does so anyway."""
-    reads: Callable[[str], str] | None = None
+    convert: Callable[[str], str] | None = None
     """Function that converts a value of the flag to ours, or raises ValueError; None = values stay as they are."""
     note: str = ""
     """Note that is printed if the flag is given; empty = none."""
@@ -65,15 +65,17 @@ _IMAGES = "models that read images or sound are served for text alone"
 FLAGS: dict[str, VllmFlag] = {
     # the model
     "--model": VllmFlag(["--target"]),
-    "--served-model-name": VllmFlag(["--model-name"], takes="several"),
+    "--served-model-name": VllmFlag(["--model-name"], num_values="several"),
     "--tokenizer": VllmFlag(refused=f"{_LEAVE_OUT}: the model's own is read, from its folder"),
     "--tokenizer-mode": VllmFlag(words={"auto": "", "hf": ""}, refused=f"{_LEAVE_OUT}: tokenizer.json is read"),
-    "--skip-tokenizer-init": VllmFlag(takes="none", refused=f"{_LEAVE_OUT}: prompts of ids are taken all the same"),
+    "--skip-tokenizer-init": VllmFlag(
+        num_values="none", refused=f"{_LEAVE_OUT}: prompts of ids are taken all the same"
+    ),
     "--revision": VllmFlag(refused="outrider pull MODEL --revision REVISION, and start the folder that it prints"),
     "--code-revision": VllmFlag(refused=f"{_LEAVE_OUT}: no model's own code is run"),
     "--tokenizer-revision": VllmFlag(refused="outrider pull MODEL --revision REVISION, and start that folder"),
     "--trust-remote-code": VllmFlag(
-        takes="none",
+        num_values="none",
         refused=f"{_LEAVE_OUT}: no model's own code is run; `outrider doctor --target MODEL` says if it is served",
     ),
     "--download-dir": VllmFlag(refused="HF_HOME=FOLDER in the environment"),
@@ -94,18 +96,18 @@ FLAGS: dict[str, VllmFlag] = {
         note=f"{_OF_CHECKPOINT}; --quantization int8 rounds whole weights at load",
         refused=f"{_LEAVE_OUT}: {_OF_CHECKPOINT}; or --quantization int8, which rounds whole weights at load",
     ),
-    "--max-model-len": VllmFlag(["--target-context-limit"], words={"auto": "", "-1": ""}, reads=_whole),
-    "--enable-lora": VllmFlag(takes="none", refused=_NO_LORA),
-    "--lora-modules": VllmFlag(takes="several", refused=_NO_LORA),
+    "--max-model-len": VllmFlag(["--target-context-limit"], words={"auto": "", "-1": ""}, convert=_whole),
+    "--enable-lora": VllmFlag(num_values="none", refused=_NO_LORA),
+    "--lora-modules": VllmFlag(num_values="several", refused=_NO_LORA),
     "--limit-mm-per-prompt": VllmFlag(refused=f"{_LEAVE_OUT}: {_IMAGES}"),
-    "--language-model-only": VllmFlag(takes="none", note=_SO_ANYWAY),
+    "--language-model-only": VllmFlag(num_values="none", note=_SO_ANYWAY),
     # memory and batches
     "--gpu-memory-utilization": VllmFlag(["--gpu-memory-utilization"]),
     "--max-num-seqs": VllmFlag(
         ["--max-running", "--target-max-slots", "--draft-max-slots"],
-        reads=_whole,
+        convert=_whole,
     ),
-    "--max-num-batched-tokens": VllmFlag(["--target-max-prefill-tokens"], reads=_whole),
+    "--max-num-batched-tokens": VllmFlag(["--target-max-prefill-tokens"], convert=_whole),
     "--num-gpu-blocks-override": VllmFlag(refused="--target-kv-cache-tokens TOKENS"),
     "--kv-cache-memory-bytes": VllmFlag(refused="--target-kv-cache-tokens TOKENS, or --target-kv-cache-fraction"),
     "--kv-cache-dtype": VllmFlag(words={"auto": ""}, refused=f"{_LEAVE_OUT}: the KV cache has the weights' dtype"),
@@ -114,12 +116,16 @@ FLAGS: dict[str, VllmFlag] = {
     "--cpu-offload-gb": VllmFlag(
         refused=f"{_LEAVE_OUT}: weights stay on their device; --quantization int8 halves them"
     ),
-    "--enable-prefix-caching": VllmFlag(takes="none", note=_SO_ANYWAY),
-    "--no-enable-prefix-caching": VllmFlag(["--no-target-prefix-caching", "--no-draft-prefix-caching"], takes="none"),
-    "--enable-chunked-prefill": VllmFlag(takes="none", note=_SO_ANYWAY),
+    "--enable-prefix-caching": VllmFlag(num_values="none", note=_SO_ANYWAY),
+    "--no-enable-prefix-caching": VllmFlag(
+        ["--no-target-prefix-caching", "--no-draft-prefix-caching"], num_values="none"
+    ),
+    "--enable-chunked-prefill": VllmFlag(num_values="none", note=_SO_ANYWAY),
     "--scheduling-policy": VllmFlag(words={"priority": "", "fcfs": ""}, note="a request's priority counts, and is 0"),
-    "--async-scheduling": VllmFlag(takes="none", note=_SO_ANYWAY),
-    "--enforce-eager": VllmFlag(takes="none", refused=f"{_LEAVE_OUT}: graphs are captured where they pass a self-test"),
+    "--async-scheduling": VllmFlag(num_values="none", note=_SO_ANYWAY),
+    "--enforce-eager": VllmFlag(
+        num_values="none", refused=f"{_LEAVE_OUT}: graphs are captured where they pass a self-test"
+    ),
     "--compilation-config": VllmFlag(refused=f"{_LEAVE_OUT}: nothing is compiled by settings"),
     "--max-logprobs": VllmFlag(refused=f"{_LEAVE_OUT}: a request may ask for 20"),
     # devices
@@ -128,39 +134,41 @@ FLAGS: dict[str, VllmFlag] = {
         words={"1": ""}, refused="--tensor-parallel-size: a target is split by tensors"
     ),
     "--data-parallel-size": VllmFlag(words={"1": ""}, refused=_POOLS),
-    "--enable-expert-parallel": VllmFlag(takes="none", refused="--tensor-parallel-size, which splits experts, too"),
+    "--enable-expert-parallel": VllmFlag(
+        num_values="none", refused="--tensor-parallel-size, which splits experts, too"
+    ),
     "--distributed-executor-backend": VllmFlag(
         words={"ray": ""}, refused="--no-ray for plain processes; absent, Ray starts the workers"
     ),
     "--device": VllmFlag(["--target-device", "--draft-device"]),
     "--attention-backend": VllmFlag(words={"auto": ""}, refused="--target-attention-path, auto unless set"),
     # the server
-    "--api-key": VllmFlag(["--api-key"], takes="several"),
-    "--allowed-origins": VllmFlag(["--allowed-origins"], reads=_list),
+    "--api-key": VllmFlag(["--api-key"], num_values="several"),
+    "--allowed-origins": VllmFlag(["--allowed-origins"], convert=_list),
     "--chat-template-content-format": VllmFlag(
         words={"auto": "", "string": "", "openai": ""}, note="the template itself shows which form it takes"
     ),
     "--response-role": VllmFlag(words={"assistant": ""}, refused=f"{_LEAVE_OUT}: answers are the assistant's"),
-    "--enable-auto-tool-choice": VllmFlag(takes="none", note=_SO_ANYWAY),
+    "--enable-auto-tool-choice": VllmFlag(num_values="none", note=_SO_ANYWAY),
     "--tool-call-parser": VllmFlag(["--tool-call-parser"]),
     "--tool-parser-plugin": VllmFlag(refused=f"{_LEAVE_OUT}: {_READ_ANYWAY}"),
     "--reasoning-parser": VllmFlag(["--reasoning-parser"]),
-    "--enable-reasoning": VllmFlag(takes="none", note=_SO_ANYWAY),
+    "--enable-reasoning": VllmFlag(num_values="none", note=_SO_ANYWAY),
     "--guided-decoding-backend": VllmFlag(note="llguidance holds every grammar"),
     "--structured-outputs-config": VllmFlag(refused=f"{_LEAVE_OUT}: llguidance holds every grammar"),
-    "--enable-prompt-tokens-details": VllmFlag(takes="none", note=_SO_ANYWAY),
-    "--enable-request-id-headers": VllmFlag(takes="none", note=_SO_ANYWAY),
-    "--enable-tokenizer-info-endpoint": VllmFlag(takes="none", note=_SO_ANYWAY),
-    "--enable-force-include-usage": VllmFlag(takes="none", refused="stream_options.include_usage of the request"),
-    "--return-tokens-as-token-ids": VllmFlag(takes="none", refused="return_token_ids of the request"),
-    "--disable-log-requests": VllmFlag(takes="none", note=_SO_ANYWAY),
-    "--no-enable-log-requests": VllmFlag(takes="none", note=_SO_ANYWAY),
-    "--enable-log-requests": VllmFlag(takes="none", refused="--log-level info --verbose: a line for each request"),
+    "--enable-prompt-tokens-details": VllmFlag(num_values="none", note=_SO_ANYWAY),
+    "--enable-request-id-headers": VllmFlag(num_values="none", note=_SO_ANYWAY),
+    "--enable-tokenizer-info-endpoint": VllmFlag(num_values="none", note=_SO_ANYWAY),
+    "--enable-force-include-usage": VllmFlag(num_values="none", refused="stream_options.include_usage of the request"),
+    "--return-tokens-as-token-ids": VllmFlag(num_values="none", refused="return_token_ids of the request"),
+    "--disable-log-requests": VllmFlag(num_values="none", note=_SO_ANYWAY),
+    "--no-enable-log-requests": VllmFlag(num_values="none", note=_SO_ANYWAY),
+    "--enable-log-requests": VllmFlag(num_values="none", refused="--log-level info --verbose: a line for each request"),
     "--disable-log-stats": VllmFlag(
-        takes="none", note="statistics are at /metrics and in `outrider top`, not in the log"
+        num_values="none", note="statistics are at /metrics and in `outrider top`, not in the log"
     ),
     "--uvicorn-log-level": VllmFlag(refused="--log-level"),
-    "--disable-uvicorn-access-log": VllmFlag(takes="none", note=_SO_ANYWAY),
+    "--disable-uvicorn-access-log": VllmFlag(num_values="none", note=_SO_ANYWAY),
     "--otlp-traces-endpoint": VllmFlag(["--trace-endpoint", "--target-trace-endpoint", "--draft-trace-endpoint"]),
     "--ssl-keyfile": VllmFlag(refused=_TLS),
     "--ssl-certfile": VllmFlag(refused=_TLS),
@@ -169,7 +177,7 @@ FLAGS: dict[str, VllmFlag] = {
     "--middleware": VllmFlag(refused=f"{_LEAVE_OUT}: put a proxy in front"),
     "--uds": VllmFlag(refused="--host 127.0.0.1 --port PORT"),
     "--api-server-count": VllmFlag(words={"1": ""}, refused="--config FILE with gateways: 2"),
-    "--headless": VllmFlag(takes="none", refused="python -m deploy.launcher, the workers without a gateway"),
+    "--headless": VllmFlag(num_values="none", refused="python -m deploy.launcher, the workers without a gateway"),
     "--seed": VllmFlag(refused="seed of each request; a draw depends on nothing else"),
     "--generation-config": VllmFlag(
         ["--generation-config"],
@@ -218,7 +226,7 @@ def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     # ["--max-model-len", "8k"]: ["--target-context-limit", "8000"]
     translation = _Translation(list(args))
-    while translation.rest:
+    while translation.remaining:
         translation.translate_next(has_model=_names_model(args))
     return translation.finish()
 
@@ -226,16 +234,16 @@ def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
 class _Translation:
     """State of translating a command line word by word."""
 
-    def __init__(self, rest: list[str]) -> None:
-        self.rest = rest
+    def __init__(self, remaining: list[str]) -> None:
+        self.remaining = remaining
         """Words that are not translated yet."""
-        self._ours = list[str]()
+        self._our_flags = list[str]()
         self._notes = list[str]()
         self._refused = list[str]()
         self._speculation: dict[str, object] | None = None
 
     def translate_next(self, has_model: bool) -> None:
-        written = _OPTIMIZATION.sub("-O=", self.rest.pop(0))
+        written = _OPTIMIZATION.sub("-O=", self.remaining.pop(0))
         name, equals, value = written.partition("=")
         name = SHORT.get(name, name)
         if name.startswith("--"):
@@ -243,18 +251,18 @@ class _Translation:
         switch = FLAGS.get(name.replace("--no-", "--", 1))
         if name == _SPECULATION or name.startswith(f"{_SPECULATION}."):
             if not equals:
-                value = _next_value(name, self.rest)
+                value = _next_value(name, self.remaining)
             self._speculation = {**(self._speculation or {}), **_speculation_of(name, value)}
         elif name in FLAGS:
             values = [value]
             if not equals:
-                values = _values(name, FLAGS[name], self.rest)
+                values = _values(name, FLAGS[name], self.remaining)
             if name == "--api-key" and len(values) > 1 and not has_model:
                 raise ConfigError(
                     f"{name} has {len(values)} values, and no model stands in front of them; say MODEL {name} KEY"
                 )
             self._add_flag(name, FLAGS[name], values)
-        elif switch is not None and switch.takes == "none":
+        elif switch is not None and switch.num_values == "none":
             if switch.refused:
                 self._notes.append(f"{name}: {_SO_ANYWAY}")
             else:
@@ -262,17 +270,17 @@ class _Translation:
                     f"{name} is vLLM's, and not taken here; instead: {_LEAVE_OUT}: it is always so here"
                 )
         elif equals and name.startswith("--"):
-            self._ours.append(f"{name}={value}")
+            self._our_flags.append(f"{name}={value}")
         else:
-            self._ours.append(written)
+            self._our_flags.append(written)
 
     def _add_flag(self, name: str, flag: VllmFlag, values: Sequence[str]) -> None:
         try:
-            flags, note = _ours(name, flag, values)
+            flags, note = _translate_flag(name, flag, values)
         except _NotTaken as error:
             self._refused.append(error.message)
             return
-        self._ours += flags
+        self._our_flags += flags
         if note:
             self._notes.append(f"{name}: {note}")
 
@@ -281,16 +289,16 @@ class _Translation:
             raise ConfigError(". ".join(self._refused))
         if self._speculation is not None:
             flags, notes = draft_flags(self._speculation)
-            self._ours += flags
+            self._our_flags += flags
             self._notes += notes
-        return self._ours, self._notes
+        return self._our_flags, self._notes
 
 
-def similar_flags(written: str, ours: Sequence[str]) -> list[str]:
+def similar_flags(written: str, our_flags: Sequence[str]) -> list[str]:
     """Return at most two known flags that are most similar to an unknown flag, the most similar first. Known flags are
-    `ours` and vLLM's.
+    `our_flags` and vLLM's.
     """
-    known = {*ours, *FLAGS, _SPECULATION}
+    known = {*our_flags, *FLAGS, _SPECULATION}
     return difflib.get_close_matches(written.replace("_", "-"), known, n=2, cutoff=_SIMILAR)
 
 
@@ -299,22 +307,22 @@ def _names_model(args: Sequence[str]) -> bool:
     return not args[0].startswith("-") or not names.isdisjoint(("--model", "--target", "--config"))
 
 
-def _values(name: str, flag: VllmFlag, rest: list[str]) -> list[str]:
-    if flag.takes == "none":
+def _values(name: str, flag: VllmFlag, remaining: list[str]) -> list[str]:
+    if flag.num_values == "none":
         return []
-    values = [_next_value(name, rest)]
-    while flag.takes == "several" and rest and not rest[0].startswith("-"):
-        values.append(rest.pop(0))
+    values = [_next_value(name, remaining)]
+    while flag.num_values == "several" and remaining and not remaining[0].startswith("-"):
+        values.append(remaining.pop(0))
     return values
 
 
-def _next_value(name: str, rest: list[str]) -> str:
-    if not rest or (rest[0].startswith("-") and not _NUMBER.fullmatch(rest[0])):
+def _next_value(name: str, remaining: list[str]) -> str:
+    if not remaining or (remaining[0].startswith("-") and not _NUMBER.fullmatch(remaining[0])):
         raise ConfigError(f"{name} has no value; say {name} VALUE")
-    return rest.pop(0)
+    return remaining.pop(0)
 
 
-def _ours(name: str, flag: VllmFlag, values: Sequence[str]) -> tuple[list[str], str]:
+def _translate_flag(name: str, flag: VllmFlag, values: Sequence[str]) -> tuple[list[str], str]:
     """Return (our flags, note) for one of vLLM's flags with its values. The note may be empty."""
     is_known = bool(values) and all(value in flag.words for value in values)
     if flag.refused and not is_known:
@@ -323,26 +331,26 @@ def _ours(name: str, flag: VllmFlag, values: Sequence[str]) -> tuple[list[str], 
     if "" in map(flag.words.get, values):  # it is so without the flag
         return [], flag.note
     values = [flag.words.get(value, value) for value in values]
-    if flag.takes == "none":
-        return list(flag.ours), flag.note
-    if flag.reads is not None:
-        values = [_read(name, flag.reads, value) for value in values]
+    if flag.num_values == "none":
+        return list(flag.our_flags), flag.note
+    if flag.convert is not None:
+        values = [_read(name, flag.convert, value) for value in values]
     if name == "--served-model-name" and len(values) > 1:
         raise ConfigError(
             f"{name} has {len(values)} names, and a model has one here; requests may also name its folder"
         )
     flags = list[str]()
     for value in values:
-        for our in flag.ours:
+        for our in flag.our_flags:
             flags += [our, value]
     if flags:
         return flags, ""
     return [], flag.note
 
 
-def _read(name: str, reads: Callable[[str], str], value: str) -> str:
+def _read(name: str, convert: Callable[[str], str], value: str) -> str:
     try:
-        return reads(value)
+        return convert(value)
     except (ValueError, TypeError, OverflowError):
         raise ConfigError(f"{name} is {value!r}, which it cannot be; give a number, or for a list JSON") from None
 

@@ -67,7 +67,7 @@ class GrammarCompiler:
         if self._running is not None or not self._waiting:
             return
         self._acceptance.wait({job.scheduling.caller: job.scheduling.weight for job in self._waiting}, ())
-        self._running = min(self._waiting, key=lambda job: self._acceptance.given(job.scheduling.caller))
+        self._running = min(self._waiting, key=lambda job: self._acceptance.served(job.scheduling.caller))
         self._waiting.remove(self._running)
         self._running.granted.set_result(None)
 

@@ -192,7 +192,7 @@ class OpenSlots(Generic[S]):
         key = (owner, slot_id)
         self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
         self._check_source(len(source_ids))
-        self._check_memory(num_prompt + params.most_cached, len(source_ids))
+        self._check_memory(num_prompt + params.max_cached, len(source_ids))
         num_others = len(self._slots) - (key in self._slots)
         if num_others >= self.max_slots:
             raise Overloaded(f"all {self.max_slots} slots are in use; retry later or raise max_slots")

@@ -92,7 +92,7 @@ class Scheduler:
 
         def rank(index: int) -> tuple[float, int, int]:
             scheduling = demands[index].scheduling
-            return self._fed.given(scheduling.caller), first[scheduling.caller], scheduling.priority
+            return self._fed.served(scheduling.caller), first[scheduling.caller], scheduling.priority
 
         return sorted(waiting, key=rank)
 

@@ -191,7 +191,7 @@ class WorkerService:
             context,
             make_batch=lambda items: batch_type(items=items),
             dispatch=dispatch,
-            gone=self._gone,
+            on_end=self._gone,
         )
 
     def _gone(self, owner: int) -> None:

@@ -12,7 +12,7 @@ from outrider.lab.load.load import RequestOutcome
 NUM_RESAMPLES = 2000
 """Number of resamples of a bootstrap. With so many, the ends of an interval change from run to run by less than the
 last digit that is shown."""
-MIN_TURNS = 5
+MIN_BATCHES = 5
 """Minimum number of turns for an interval. Four turns have only 35 different resamples, too few for a 95 % interval."""
 
 
@@ -27,34 +27,34 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Batch:
     """A batch of requests that ran concurrently, either all with speculation or all without."""
 
-    asked: tuple[RequestOutcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
     """The requests and their outcomes, in the order in which they ended."""
 
     @property
     def num_tokens(self) -> int:
         """Number of output tokens in all complete outputs of the turn."""
         num_tokens = 0
-        for outcome in self.asked:
-            if outcome.whole:
+        for outcome in self.outcomes:
+            if outcome.is_complete:
                 num_tokens += outcome.num_tokens
         return num_tokens
 
     @property
     def elapsed_s(self) -> float:
         """Seconds from the sending of the first request to the end of the last."""
-        return max(outcome.ended_s for outcome in self.asked) - min(outcome.sent_s for outcome in self.asked)
+        return max(outcome.ended_s for outcome in self.outcomes) - min(outcome.sent_s for outcome in self.outcomes)
 
 
-def tokens_per_s(turns: Sequence[Turn]) -> float:
+def tokens_per_s(batches: Sequence[Batch]) -> float:
     """Return the number of tokens in complete outputs divided by the seconds of the turns; 0 if no time passed."""
     elapsed_s = 0.0
     num_tokens = 0
-    for turn in turns:
-        elapsed_s += turn.elapsed_s
-        num_tokens += turn.num_tokens
+    for batch in batches:
+        elapsed_s += batch.elapsed_s
+        num_tokens += batch.num_tokens
     if not elapsed_s:
         return 0.0
     return num_tokens / elapsed_s
@@ -74,8 +74,8 @@ class Gain:
     """(lower, upper) end of the 95 % interval of the ratio; None = there were fewer turns than MIN_TURNS."""
 
     @classmethod
-    def of(cls, speculative: Sequence[Turn], plain: Sequence[Turn]) -> Gain | None:
-        """Return the gain of the turns with speculation over the plain turns. Turn i of both lists must have the same
+    def of(cls, speculative: Sequence[Batch], plain: Sequence[Batch]) -> Gain | None:
+        """Return the gain of the turns with speculation over the plain turns. Batch i of both lists must have the same
         requests.
 
         None = one side has no complete output.
@@ -83,7 +83,7 @@ class Gain:
         if not tokens_per_s(speculative) or not tokens_per_s(plain):
             return None
         ratio = tokens_per_s(speculative) / tokens_per_s(plain)
-        if len(plain) < MIN_TURNS:
+        if len(plain) < MIN_BATCHES:
             return cls(ratio, None)
         rng = random.Random(0)
         pairs = list(zip(speculative, plain, strict=True))
@@ -129,6 +129,6 @@ class LoadFigures:
     """Speed with speculation relative to that without; None = one side has no complete output."""
 
     @classmethod
-    def of(cls, concurrency: int, speculative: Sequence[Turn], plain: Sequence[Turn]) -> LoadFigures:
+    def of(cls, concurrency: int, speculative: Sequence[Batch], plain: Sequence[Batch]) -> LoadFigures:
         """Return the figures for the turns with speculation and the plain turns at one concurrency."""
         return cls(concurrency, tokens_per_s(plain), Gain.of(speculative, plain))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import httpx
 
-from outrider.lab.load.figures import MIN_TURNS, LoadFigures, Turn, tokens_per_s
+from outrider.lab.load.figures import MIN_BATCHES, Batch, LoadFigures, tokens_per_s
 from outrider.lab.load.load import Load, RequestOutcome, keep_running
 
 _REQUESTS_PER_PLACE = 2
@@ -23,7 +23,7 @@ Report = Callable[[str, str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class LadderPlan:
     """Concurrencies to measure, and the time for each of them."""
 
     concurrencies: Sequence[int]
@@ -32,7 +32,7 @@ class Plan:
     """Seconds per concurrency after which no further turn starts, unless there were fewer than MIN_TURNS."""
 
 
-async def climb(client: httpx.AsyncClient, load: Load, plan: Plan, report: Report) -> AsyncIterator[LoadFigures]:
+async def climb(client: httpx.AsyncClient, load: Load, plan: LadderPlan, report: Report) -> AsyncIterator[LoadFigures]:
     """Measure at each concurrency of the plan, and yield the figures of each.
 
     Each concurrency is measured in several turns. A turn runs the same requests twice: with speculation by the
@@ -45,14 +45,15 @@ async def climb(client: httpx.AsyncClient, load: Load, plan: Plan, report: Repor
         for unmeasured in (load, plain_load):
             await keep_running(client, unmeasured, concurrency, iter(range(concurrency)))
         stage.start()
-        speculative, plain = list[Turn](), list[Turn]()
+        speculative = list[Batch]()
+        plain = list[Batch]()
         sides = [(load, speculative), (plain_load, plain)]
         for numbers in _request_numbers(concurrency):
             if stage.is_over and not _needs_more(speculative, plain):
                 break
-            for side_load, turns in sides:
-                asked = await keep_running(client, side_load, concurrency, iter(numbers), stage.count)
-                turns.append(Turn(tuple(asked)))
+            for side_load, batches in sides:
+                outcomes = await keep_running(client, side_load, concurrency, iter(numbers), stage.count)
+                batches.append(Batch(tuple(outcomes)))
             sides.reverse()
         stage.end()
         yield LoadFigures.of(concurrency, speculative, plain)
@@ -65,13 +66,13 @@ def _request_numbers(concurrency: int) -> Iterator[range]:
         yield range(first, first + num_requests)
 
 
-def _needs_more(speculative: Sequence[Turn], plain: Sequence[Turn]) -> bool:
+def _needs_more(speculative: Sequence[Batch], plain: Sequence[Batch]) -> bool:
     """Return whether there are too few turns for an interval, and further turns can help. They cannot if all requests
     of a side fail.
     """
     if not plain:
         return True
-    if len(plain) >= MIN_TURNS:
+    if len(plain) >= MIN_BATCHES:
         return False
     return tokens_per_s(speculative) > 0 and tokens_per_s(plain) > 0
 
@@ -83,7 +84,7 @@ class _Stage:
         self._report = report
         self._name = name
         self._seconds = seconds
-        self._num_asked = self._num_failed = 0
+        self._num_requests = self._num_failed = 0
         self.start()
 
     def start(self) -> None:
@@ -102,16 +103,16 @@ class _Stage:
     def _total(self) -> int:
         return max(1, round(self._seconds))
 
-    def count(self, asked: RequestOutcome) -> None:
-        self._num_asked += 1
-        self._num_failed += not asked.whole
+    def count(self, outcome: RequestOutcome) -> None:
+        self._num_requests += 1
+        self._num_failed += not outcome.is_complete
         self._show(min(int(self._elapsed_s), self._total - 1))
 
     def end(self) -> None:
         self._show(self._total)
 
     def _show(self, done: int) -> None:
-        text = f"{self._num_asked} requests"
+        text = f"{self._num_requests} requests"
         if self._num_failed:
             text += f", {self._num_failed} failed"
         self._report(self._name, text, done, self._total)

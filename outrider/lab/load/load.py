@@ -90,12 +90,12 @@ class RequestOutcome:
     """Field `usage` of the last message of the stream; None = there was none."""
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the output is complete."""
         return self.status == 200 and self.fault is None
 
     @property
-    def refused(self) -> bool:
+    def is_refused(self) -> bool:
         """Whether the server refused the request because it was too busy (429)."""
         return self.status == 429
 
@@ -117,7 +117,7 @@ class RequestOutcome:
         return int(self.usage["completion_tokens"])
 
 
-def _do_nothing(asked: RequestOutcome) -> None:
+def _do_nothing(outcome: RequestOutcome) -> None:
     pass
 
 
@@ -135,13 +135,13 @@ async def keep_running(
     """
     outcomes: list[RequestOutcome] = []
 
-    async def send_in_turn() -> None:
+    async def send_requests() -> None:
         for number in numbers:
             outcome = await send_request(client, load, number)
             outcomes.append(outcome)
             done(outcome)
 
-    await asyncio.gather(*(send_in_turn() for _ in range(concurrency)))
+    await asyncio.gather(*(send_requests() for _ in range(concurrency)))
     return outcomes
 
 

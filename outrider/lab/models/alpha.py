@@ -73,7 +73,7 @@ def measure(task: Task) -> Iterator[Event]:
     longest = max(map(len, prompts)) + task.max_tokens
     yield {"event": "progress", "text": f"loading {task.target}"}
     target = DistributionModel(task.target, task, AT_ONCE * longest)
-    _check_fits(target, longest, task)
+    _check_len(target, longest, task)
     models = _Models(target, {}, {})
     for drafter in task.drafters:
         yield {"event": "progress", "text": f"loading {drafter.name}"}
@@ -117,29 +117,31 @@ def _compare(models: _Models, tallies: dict[str, Tally], ids: list[int], start: 
     # all drafters along one text, whose output is ids[start:]
     whole_params = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     tokens = []
-    for position, distribution in enumerate(models.target.laws(ids, start), start=start):
+    for position, distribution in enumerate(models.target.distributions(ids, start), start=start):
         tokens.append(TargetToken(ids[position], position, distribution(params), distribution(whole_params)))
     for name, tally in tallies.items():
         tally.begin()
         if name in models.drafts:
             distributions: Iterable[DistributionAt] = models.drafts[name].drafts(ids, start)
         else:
-            distributions = _table_laws(models.tables[name], ids, start, models.target.runner.facts.vocab_size)
+            distributions = _table_distributions(models.tables[name], ids, start, models.target.runner.facts.vocab_size)
         for token, draft in zip(tokens, distributions, strict=True):
             tally.add(token, draft, params)
 
 
-def _table_laws(
+def _table_distributions(
     table: drafting.SequenceDrafter, ids: list[int], start: int, vocab_size: int
 ) -> Iterator[DistributionAt]:
     """Yield a table's distribution at each token of the output ids[start:]. Each is valid until the next is yielded."""
     follower = table.open(ids[:start], start)
     for token_id in ids[start:]:
-        yield partial(_law_of_counts, follower.walk().next(), vocab_size)
+        yield partial(_distribution_of_counts, follower.walk().next(), vocab_size)
         follower.append([token_id])
 
 
-def _law_of_counts(counts: drafting.Counts | None, vocab_size: int, params: SamplingParams) -> TokenDistribution | None:
+def _distribution_of_counts(
+    counts: drafting.Counts | None, vocab_size: int, params: SamplingParams
+) -> TokenDistribution | None:
     if counts is None:
         return None
     return distribution_of_counts(counts, LogitRow(SamplingState(params, (), ())), vocab_size)
@@ -205,7 +207,7 @@ def load_draft(target: DistributionModel, source: str, task: Task, longest: int)
         facts.eos_token_ids,
     )
     if draft.translation is None:
-        _check_fits(draft, longest, task)
+        _check_len(draft, longest, task)
     return draft
 
 
@@ -219,7 +221,7 @@ def _check_model(source: str) -> HeadFamily:
     return family
 
 
-def _check_fits(model: DistributionModel, longest: int, task: Task) -> None:
+def _check_len(model: DistributionModel, longest: int, task: Task) -> None:
     facts = model.runner.facts
     if longest > facts.context_limit:
         raise ConfigError(
@@ -229,7 +231,8 @@ def _check_fits(model: DistributionModel, longest: int, task: Task) -> None:
 
 
 def _check_start(target: DistributionModel, draft: DistributionModel) -> None:
-    target_facts, draft_facts = target.runner.facts, draft.runner.facts
+    target_facts = target.runner.facts
+    draft_facts = draft.runner.facts
     if target_facts.decoder_start_ids != draft_facts.decoder_start_ids:
         raise ConfigError(
             f"answers begin with {list(draft_facts.decoder_start_ids) or 'the prompt'} in {draft_facts.model_id} and "

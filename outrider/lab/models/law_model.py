@@ -79,14 +79,14 @@ class DistributionModel:
         """Map between this draft's tokens and the target's; None = they are the same, or this is the target."""
 
     def drafts(self, ids: Sequence[int], start: int) -> Iterator[DistributionAt]:
-        """Yield the distributions of a draft along a sequence, as `laws` does, but `ids` are the target's tokens and
-        the distributions are over the target's vocabulary.
+        """Yield the distributions of a draft along a sequence, as `distributions` does, but `ids` are the target's
+        tokens and the distributions are over the target's vocabulary.
         """
         if self.translation is None:
-            return self.laws(ids, start)
-        return self._retokenized_laws(self.translation, ids, start)
+            return self.distributions(ids, start)
+        return self._retokenized_distributions(self.translation, ids, start)
 
-    def laws(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], TokenDistribution]]:
+    def distributions(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], TokenDistribution]]:
         """Yield the distributions after ids[:start], ids[:start + 1], ... ids[:-1], each as a function of the sampling
         parameters. The prompt is ids[:start].
         """
@@ -98,9 +98,11 @@ class DistributionModel:
             sequence.free()
         host = HostLogits(logits)
         for index in range(len(ids) - start):
-            yield partial(_law_of_logits, host, index)
+            yield partial(_distribution_of_logits, host, index)
 
-    def _retokenized_laws(self, translation: Translation, ids: Sequence[int], start: int) -> Iterator[DistributionAt]:
+    def _retokenized_distributions(
+        self, translation: Translation, ids: Sequence[int], start: int
+    ) -> Iterator[DistributionAt]:
         # a forward for each token: with the next token, those before it may be retokenized in another way
         retokenization = translation.retokenization()
         sequence = _Sequence(self.runner, ())
@@ -113,11 +115,11 @@ class DistributionModel:
                 num_same = end
                 sequence.replace_ids(list(retokenization.ids), num_kept)
                 if not retokenization.is_whole or len(sequence.ids) > limit:
-                    yield _no_law
+                    yield _no_distribution
                     continue
                 host = HostLogits(self.runner.forward([sequence.row(1)])).convert(translation.logits)
                 sequence.num_cached = len(sequence.ids)
-                yield partial(_retokenized_law, host)
+                yield partial(_retokenized_distribution, host)
         finally:
             sequence.free()
 
@@ -135,7 +137,7 @@ class DistributionModel:
                 host = HostLogits(self.runner.forward([sequence.row(1) for sequence, _ in running]))
                 for row, (sequence, sampling) in enumerate(running):
                     sequence.num_cached = len(sequence.ids)
-                    distribution = _law_of_logits(host, row, sampling)
+                    distribution = _distribution_of_logits(host, row, sampling)
                     if sampling.greedy:
                         token_id = best_id(distribution)
                     else:
@@ -154,13 +156,13 @@ class DistributionModel:
         return texts
 
 
-def _law_of_logits(host: HostLogits, index: int, params: SamplingParams) -> TokenDistribution:
+def _distribution_of_logits(host: HostLogits, index: int, params: SamplingParams) -> TokenDistribution:
     return host.distribution(index, LogitRow(SamplingState(params, (), ())))
 
 
-def _retokenized_law(host: HostLogits, params: SamplingParams) -> TokenDistribution | None:
+def _retokenized_distribution(host: HostLogits, params: SamplingParams) -> TokenDistribution | None:
     return host.distribution_if_any(0, LogitRow(SamplingState(params, (), ())))
 
 
-def _no_law(_params: SamplingParams) -> None:
+def _no_distribution(_params: SamplingParams) -> None:
     return None

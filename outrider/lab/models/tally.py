@@ -79,9 +79,9 @@ class TargetToken:
     id: int
     position: int
     """Index of the token in the sequence of prompt and output."""
-    law: TokenDistribution
+    distribution: TokenDistribution
     """The target's distribution from which the token was drawn."""
-    whole: TokenDistribution
+    unfiltered: TokenDistribution
     """The target's distribution at this position at temperature 1, without top-k, top-p and min-p."""
 
     def keeps(self, token_id: int, lenience: float) -> bool:
@@ -90,7 +90,7 @@ class TargetToken:
         It is accepted if it has at least `lenience` times the probability of the most likely token (Leviathan et al.
         2023, A.5).
         """
-        return self.whole.score(token_id) >= float(self.whole.scores.max()) + math.log(lenience)
+        return self.unfiltered.score(token_id) >= float(self.unfiltered.scores.max()) + math.log(lenience)
 
 
 @dataclass
@@ -136,20 +136,20 @@ class Tally:
         self.drafted[-1].append(float(distribution is not None))
         if distribution is None:
             return
-        alpha = overlap(token.law, distribution)
+        alpha = overlap(token.distribution, distribution)
         self.alpha[-1].append(alpha)
         self.bound[-1].append(alpha / (2.0 - alpha))  # (1 - TV) / (1 + TV), TV = 1 - alpha
         self.coupled[-1].append(float(coupled_id(distribution, params, token.position) == token.id))
-        self.greedy[-1].append(float(best_id(token.law) == best_id(distribution)))
+        self.greedy[-1].append(float(best_id(token.distribution) == best_id(distribution)))
         for values, temperature in zip(self.at_temperature, self.temperatures, strict=True):
             other = draft(replace(params, temperature=temperature))
             assert other is not None, "a temperature bans no token"
-            values[-1].append(overlap(token.law, other))
+            values[-1].append(overlap(token.distribution, other))
         for values, lenience in zip(self.lenient, self.leniences, strict=True):
             if params.greedy:
                 accepted = float(token.keeps(best_id(distribution), lenience))
             else:
-                accepted = overlap(token.law, distribution, lenience)
+                accepted = overlap(token.distribution, distribution, lenience)
             values[-1].append(accepted)
 
     def row(self, drafter: str, setting: dict[str, float]) -> dict[str, Any]:

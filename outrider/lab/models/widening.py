@@ -91,7 +91,8 @@ def check(model: torch.nn.Module, sizes: WidenedSizes) -> None:
         raise WideningError(f"heads is {sizes.heads}, must be a multiple of kv_heads, {sizes.kv_heads}")
     if sizes.hidden % sizes.heads:  # transformers refuses to save such a config, though the head size is explicit
         raise WideningError(f"hidden is {sizes.hidden}, must be a multiple of heads, {sizes.heads}")
-    group, old_group = sizes.heads // sizes.kv_heads, config.num_attention_heads // config.num_key_value_heads
+    group = sizes.heads // sizes.kv_heads
+    old_group = config.num_attention_heads // config.num_key_value_heads
     if group < old_group:
         raise WideningError(f"heads / kv_heads is {group}, must be at least the model's own {old_group}: add heads")
 
@@ -129,7 +130,8 @@ def _query_rows(config: LlamaConfig, sizes: WidenedSizes) -> torch.Tensor:
 
 def _widen_layer(layer: LlamaDecoderLayer, old: LlamaDecoderLayer, query_rows: torch.Tensor, width: int) -> None:
     # the caller has set o_proj and down_proj to zero
-    new_attention, attention = layer.self_attn, old.self_attn
+    new_attention = layer.self_attn
+    attention = old.self_attn
     new_attention.q_proj.weight[query_rows, :width] = attention.q_proj.weight
     _into_corner(new_attention.k_proj.weight, attention.k_proj.weight)
     _into_corner(new_attention.v_proj.weight, attention.v_proj.weight)

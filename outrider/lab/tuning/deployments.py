@@ -13,7 +13,7 @@ from outrider.cli.up.machine_shares import own_cores
 from outrider.cli.up.supervisor import Supervisor
 from outrider.cli.up.up import log_to
 from outrider.lab.load.figures import LoadFigures
-from outrider.lab.load.ladder import Plan, climb
+from outrider.lab.load.ladder import LadderPlan, climb
 from outrider.lab.load.load import Load
 from outrider.lab.tuning.money import COLOCATED, SPLIT
 from outrider.lab.tuning.settings import max_draft_tokens
@@ -94,7 +94,7 @@ def serving(
         yield endpoints
 
 
-async def measure_under_load(load: Load, plan: Plan, notes: Console, stop: StopFlag) -> list[LoadFigures]:
+async def measure_under_load(load: Load, plan: LadderPlan, notes: Console, stop: StopFlag) -> list[LoadFigures]:
     """Measure a running system at each concurrency of the plan, with speculation by the gateway's defaults and without.
     Return the figures of each concurrency.
 
@@ -104,7 +104,7 @@ async def measure_under_load(load: Load, plan: Plan, notes: Console, stop: StopF
 
         def report(stage: str, text: str, done: int, total: int) -> None:
             stop.check()
-            progress.tell(stage, text, done, total, " s")
+            progress.show(stage, text, done, total, " s")
 
         async with load.client() as client:
             return [figures async for figures in climb(client, load, plan, report)]

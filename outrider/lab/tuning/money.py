@@ -17,7 +17,9 @@ from outrider.lab.tuning.report import table_of
 from outrider.lab.tuning.settings import PLAIN
 from outrider.wire.errors import ConfigError
 
-SPLIT, NGRAM, COLOCATED = "split", Drafter.NGRAM.value, "colocated"
+SPLIT = "split"
+NGRAM = Drafter.NGRAM.value
+COLOCATED = "colocated"
 """Names of the deployments that are compared with plain decoding: the draft on its own device, the target alone with
 n-grams, and the draft on the target's device."""
 HOUR_S = 3600.0
@@ -112,13 +114,14 @@ class LoadPrices:
         which is better, the list is empty.
         """
         gains = self.gains_for_money
-        ahead, num_behind = list[Gain](), 0
+        ahead = list[Gain]()
+        num_behind = 0
         for gain in gains.values():
             num_behind += gain.is_behind
             if gain.is_ahead:
                 ahead.append(gain)
         if ahead:
-            return _not_told_apart(gains, max(ahead, key=_ratio_of))
+            return _indistinguishable(gains, max(ahead, key=_ratio_of))
         if gains and num_behind == len(gains):
             return [PLAIN]
         return []
@@ -140,8 +143,8 @@ def _ratio_of(gain: Gain) -> float:
     return gain.ratio
 
 
-def _not_told_apart(gains: Mapping[str, Gain], best: Gain) -> list[str]:
-    # best 1.60 (1.52-1.67): 1.50 (1.45-1.55) is not told apart from it, 1.40 (1.38-1.42) is behind
+def _indistinguishable(gains: Mapping[str, Gain], best: Gain) -> list[str]:
+    # best 1.60 (1.52-1.67): 1.50 (1.45-1.55) does not differ clearly, 1.40 (1.38-1.42) is behind
     assert best.interval is not None
     names = list[str]()
     for name, gain in gains.items():
@@ -173,7 +176,8 @@ class Money:
 def tables(rows: Sequence[LoadPrices]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yield (title, column names, lines of cells) of two tables: speeds, and tokens for the money."""
     names = list(rows[0].gains)
-    speeds, tokens = list[list[str]](), list[list[str]]()
+    speeds = list[list[str]]()
+    tokens = list[list[str]]()
     for row in rows:
         speed_line = [str(row.concurrency), f"{row.plain_tokens_per_s:.1f}"]
         token_line = [str(row.concurrency), _tokens_cell(row, PLAIN)]
@@ -234,21 +238,23 @@ def show_money(money: Money, commands: Mapping[str, str], console: Console) -> N
 
 def verdict(row: LoadPrices) -> str:
     """Return a sentence that names the cheapest deployment at one concurrency."""
-    gains, cheapest = row.gains_for_money, row.cheapest
+    gains = row.gains_for_money
+    cheapest = row.cheapest
     at_once = f"{row.concurrency} at once"
     if not gains:
         return f"{at_once}: no answer was whole, with speculation or without"
     best = max(gains, key=lambda name: gains[name].ratio)
     if not cheapest:
         return (
-            f"{at_once}: plain and {best} are not told apart, {gains[best]} times plain's tokens; give more --seconds"
+            f"{at_once}: plain and {best} do not differ clearly, {gains[best]} times plain's tokens; "
+            "give more --seconds"
         )
     if cheapest == [PLAIN]:
         return f"{at_once}: plain wins; {best} makes {gains[best]} times its tokens for the money"
     ratios = ", ".join(str(gains[name]) for name in cheapest)
     win = "wins"
     if len(cheapest) > 1:
-        win = "are not told apart and win"
+        win = "do not differ clearly and win"
     return f"{at_once}: {' and '.join(cheapest)} {win} with {ratios} times plain's tokens for the money"
 
 

@@ -43,7 +43,8 @@ def compared_drafters(k: int, max_k: int, temperature: float, offered: Iterable[
 
     k: the draft model's best K. max_k: largest K. offered: drafters that the deployment offers.
     """
-    alone, with_draft = list[Drafter](), list[Drafter]()
+    alone = list[Drafter]()
+    with_draft = list[Drafter]()
     for drafter in offered:
         # No prompt here has a prediction; `auto` and the model have entries of their own.
         if drafter.needs_prediction or drafter in (Drafter.AUTO, Drafter.MODEL):

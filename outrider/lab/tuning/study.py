@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.cli.progress import Tell
+from outrider.cli.progress import ShowMessage
 from outrider.client import AsyncClient, Drafter, Round, Speculation
 from outrider.lab.tuning import settings
 from outrider.lab.tuning.choice import Ratio, Recommendation, choose, fastest_drafted
@@ -52,16 +52,16 @@ class Study:
 
 
 async def study_pair(
-    client: AsyncClient, load: Workload, offered: Sequence[Drafter], max_k: int, repeats: int, tell: Tell
+    client: AsyncClient, load: Workload, offered: Sequence[Drafter], max_k: int, repeats: int, show_message: ShowMessage
 ) -> Study:
     """Measure the draft model at every K from 0 to `max_k`, then each drafter at the best K, and recommend one.
 
-    offered: drafters that the deployment offers. repeats: number of outputs per prompt and setting. tell: called with
-    lines on the progress. Raises OutriderError, and ConfigError if outputs are too short.
+    offered: drafters that the deployment offers. repeats: number of outputs per prompt and setting. show_message:
+    called with lines on the progress. Raises OutriderError, and ConfigError if outputs are too short.
     """
     ks = range(max_k + 1)
     chains = settings.chains(ks, load.temperature)
-    passes = await _run(client, load, chains, range(repeats), tell, "every K")
+    passes = await _run(client, load, chains, range(repeats), show_message, "every K")
     passes_by_k = dict(zip(ks, passes.values(), strict=True))
     costs = costs_of(passes_by_k, load.max_tokens)
     alpha = acceptance_probability(passes_by_k[max_k])
@@ -70,13 +70,18 @@ async def study_pair(
     best_k = _best_k(passes_by_k)
     drafters = settings.compared_drafters(best_k, max_k, load.temperature, offered)
     options, refused = await _offered(client, load, drafters)
-    passes = await _run(client, load, options, range(repeats), tell, "drafters")
+    passes = await _run(client, load, options, range(repeats), show_message, "drafters")
     speeds = {name: speeds_of(own) for name, own in passes.items()}
     return Study(load.temperature, alpha, costs, points, speeds, options, refused, choose(speeds))
 
 
 async def _run(
-    client: AsyncClient, load: Workload, compared: Mapping[str, Speculation], repeats: range, tell: Tell, stage: str
+    client: AsyncClient,
+    load: Workload,
+    compared: Mapping[str, Speculation],
+    repeats: range,
+    show_message: ShowMessage,
+    stage: str,
 ) -> dict[str, list[Pass]]:
     num_done = 0
     num_all = len(repeats) * len(load.prompts) * len(compared)
@@ -85,7 +90,7 @@ async def _run(
         nonlocal num_done
         num_done += 1
         if num_done % len(compared) == 0:  # a prompt under all of them
-            tell(f"temperature {load.temperature:g}, {stage}: {num_done} of {num_all} answers")
+            show_message(f"temperature {load.temperature:g}, {stage}: {num_done} of {num_all} answers")
 
     return await run_interleaved(client, load, compared, repeats, done)
 
@@ -93,7 +98,8 @@ async def _run(
 async def _offered(
     client: AsyncClient, load: Workload, compared: Mapping[str, Speculation]
 ) -> tuple[dict[str, Speculation], dict[str, str]]:
-    offered, refused = dict[str, Speculation](), dict[str, str]()
+    offered = dict[str, Speculation]()
+    refused = dict[str, str]()
     for name, speculation in compared.items():
         try:
             await lead_in(client, load, speculation)

@@ -31,8 +31,8 @@ def operations(alpha: float, k: int, c: float) -> float:
     return (k * c + k + 1.0) / expected_tokens(alpha, k)
 
 
-def best_k(alpha: float, c: float, most: int) -> int:
-    """Return the k from 0 to `most` with the largest improvement (Figure 3). Of equally good ones return the
+def best_k(alpha: float, c: float, max_k: int) -> int:
+    """Return the k from 0 to `max_k` with the largest improvement (Figure 3). Of equally good ones return the
     smallest.
     """
-    return max(range(most + 1), key=lambda k: (improvement(alpha, k, c), -k))
+    return max(range(max_k + 1), key=lambda k: (improvement(alpha, k, c), -k))

@@ -82,7 +82,7 @@ def read_header(path: Path) -> GgufHeader:
     """Return the header of a GGUF file. Raises ConfigError for a damaged file and for one part of a split model."""
     part = PART.search(path.name)
     if part is not None and int(part[1]) > 1:
-        raise _of_parts(path, int(part[1]))
+        raise _parts_error(path, int(part[1]))
     try:
         stat = path.stat()
     except OSError as error:
@@ -101,7 +101,7 @@ def _read(path: Path, num_bytes: int, _changed_ns: int) -> GgufHeader:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="model") from None
     num_parts = header.values.get("split.count", 0)
     if isinstance(num_parts, int) and num_parts > 1:
-        raise _of_parts(path, num_parts)
+        raise _parts_error(path, num_parts)
     return header
 
 
@@ -152,7 +152,7 @@ class _Cursor:
 
     def _numbers(self, letter: str, count: int) -> tuple[Any, ...]:
         layout = f"<{count}{letter}"
-        self._check_rest(count * struct.calcsize(f"<{letter}"))
+        self._check_remaining(count * struct.calcsize(f"<{letter}"))
         found = struct.unpack_from(layout, self._data, self.offset)
         self.offset += struct.calcsize(layout)
         return found
@@ -162,7 +162,7 @@ class _Cursor:
 
     def _bytes(self) -> bytes:
         length = self.number("Q")
-        self._check_rest(length)
+        self._check_remaining(length)
         found = self._data[self.offset : self.offset + length]
         self.offset += length
         return found
@@ -195,7 +195,7 @@ class _Cursor:
         offset = self.number("Q")
         return GgufTensor(tuple(reversed(shape)), type_id, offset)
 
-    def _check_rest(self, num_bytes: int) -> None:
+    def _check_remaining(self, num_bytes: int) -> None:
         if num_bytes > len(self._data) - self.offset:
             raise ValueError("its header goes on behind its end")
         if self.offset + num_bytes > MAX_HEADER_BYTES:
@@ -206,7 +206,7 @@ def _damaged(path: Path, why: str) -> ConfigError:
     return ConfigError(f"{path} is no whole GGUF file: {why}; get the file again", param="model")
 
 
-def _of_parts(path: Path, num_parts: int) -> ConfigError:
+def _parts_error(path: Path, num_parts: int) -> ConfigError:
     return ConfigError(
         f"{path} is one of {num_parts} parts of a model, and parts are not read; join them into one file: "
         "llama-gguf-split --merge FIRST_PART JOINED",

@@ -39,7 +39,7 @@ ALONE_S = 1.0
 
 
 class Health:
-    """Health of one peer: `note` records how requests to it ended, `usable` is whether another may be sent to it.
+    """Health of one peer: `note` records how requests to it ended, `is_usable` is whether another may be sent to it.
 
     Only one event loop may use it.
     """
@@ -64,16 +64,16 @@ class Health:
         """Monotonic time from which a probe may be sent, in seconds."""
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether a request may be sent to the peer now: it is up, or it is down and the pause is over."""
         return not self.is_down or self._clock() >= self._pause_end_s
 
     @property
-    def usable_alone(self) -> bool:
+    def is_usable_alone(self) -> bool:
         """Whether a request that no other peer can take may be sent to the peer now. A peer that is down may then be
         probed ALONE_S seconds after its last pause began, even if the pause is longer.
         """
-        return self.usable or self._clock() >= self._pause_start_s + ALONE_S
+        return self.is_usable or self._clock() >= self._pause_start_s + ALONE_S
 
     def allows(self, request: object) -> bool:
         """Return whether a request that already runs on the peer may continue there: the peer is up, or the request is

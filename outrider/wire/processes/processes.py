@@ -22,7 +22,7 @@ from outrider.wire.errors import OutriderError
 from outrider.wire.processes.descendants import LIBC
 
 _HURRY_POLL_S = 0.05
-"""Seconds between two calls of `hurry` in `Child.stop`."""
+"""Seconds between two calls of `is_hurried` in `Child.stop`."""
 _EXIT_TIMEOUT_S = 0.5
 """Seconds to wait for the end of a child that has closed its stdout."""
 _READER_TIMEOUT_S = 1.0
@@ -76,7 +76,7 @@ class Child:
         """Events of the child that were not read yet, oldest first."""
         self._on_log = on_log
         self._notify = notify
-        self._was_asked_to_stop = False
+        self._is_stop_requested = False
         if env is None:
             env = os.environ
         stdin_kind = subprocess.DEVNULL
@@ -123,28 +123,30 @@ class Child:
             self._join_readers()
         return list(self.tail)[-count:]
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Close the child's stdin and send SIGTERM to it, without waiting. A second call does nothing."""
-        if self._was_asked_to_stop:
+        if self._is_stop_requested:
             return
-        self._was_asked_to_stop = True
+        self._is_stop_requested = True
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
         self.process.terminate()
 
-    def stop(self, grace_s: float, hurry: Callable[[], bool] = lambda: False, hurried_grace_s: float = 0.0) -> None:
+    def stop(
+        self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False, hurried_grace_s: float = 0.0
+    ) -> None:
         """Ask the child to stop and wait for its end. After `grace_s` seconds send SIGKILL.
 
-        As soon as `hurry()` returns true, SIGTERM is sent a second time, and SIGKILL at most `hurried_grace_s` seconds
-        after that. Does nothing if the child has ended.
+        As soon as `is_hurried()` returns true, SIGTERM is sent a second time, and SIGKILL at most `hurried_grace_s`
+        seconds after that. Does nothing if the child has ended.
         """
-        self.ask_to_stop()
+        self.request_stop()
         kill_s = time.monotonic() + grace_s
-        is_hurried = False
+        has_terminated = False
         while self.process.poll() is None and time.monotonic() < kill_s:
-            if hurry() and not is_hurried:
-                is_hurried = True
+            if is_hurried() and not has_terminated:
+                has_terminated = True
                 self.process.terminate()
                 kill_s = min(kill_s, time.monotonic() + hurried_grace_s)
             remaining_s = max(0.0, kill_s - time.monotonic())

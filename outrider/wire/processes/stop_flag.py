@@ -44,7 +44,7 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
-        self.hurry = False
+        self.is_hurried = False
         """Whether a second signal has arrived, after which parts should be stopped without grace."""
         self._is_set = False
         self._is_installed = False
@@ -129,6 +129,6 @@ class StopFlag:
 
     def _on_signal(self, number: int, frame: types.FrameType | None) -> None:
         # No call between these two lines: a second signal could be handled there, and would be taken for the first.
-        self.hurry = self.hurry or self._is_set
+        self.is_hurried = self.is_hurried or self._is_set
         self._is_set = True
         self.notify()

@@ -112,7 +112,7 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
         while not ended.is_set() and not stop.wait():
             pass
         if stop.is_set():
-            handle.drain(config.drain_timeout_s, lambda: stop.hurry)  # a second signal ends it at once
+            handle.drain(config.drain_timeout_s, lambda: stop.is_hurried)  # a second signal ends it at once
         handle.wait_failed(0.0)
     except Exception as error:
         log_end(name, f"the engine ended: {error}")

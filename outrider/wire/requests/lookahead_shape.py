@@ -24,7 +24,7 @@ class LookaheadShape(NamedTuple):
     """W: number of columns of the window. Each column makes one n-gram per step."""
     ngram: int
     """N: number of tokens of an n-gram."""
-    guesses: int
+    max_ngrams: int
     """G: maximum number of n-grams in the pool that begin with the same token. A step verifies all of those that begin
     with the last committed token."""
 
@@ -37,11 +37,11 @@ class LookaheadShape(NamedTuple):
         if numbers is None:
             raise ValueError(f"write {FORM}")
         shape = cls(*map(int, numbers.groups()))
-        if shape.window < 1 or shape.ngram < _MIN_NGRAM or shape.guesses < 1:
+        if shape.window < 1 or shape.ngram < _MIN_NGRAM or shape.max_ngrams < 1:
             raise ValueError(f"W and G are at least 1 and N {_MIN_NGRAM}; write {FORM}")
-        if shape.most_nodes > MAX_DRAFT_TOKENS:
+        if shape.max_nodes > MAX_DRAFT_TOKENS:
             raise ValueError(
-                f"a step feeds up to (W + G) (N - 1) - 1 = {shape.most_nodes} tokens more with it, at most "
+                f"a step feeds up to (W + G) (N - 1) - 1 = {shape.max_nodes} tokens more with it, at most "
                 f"{MAX_DRAFT_TOKENS} are allowed; lower one of them"
             )
         return shape
@@ -53,8 +53,8 @@ class LookaheadShape(NamedTuple):
         return self.window * (self.ngram - 1) - 1
 
     @property
-    def most_nodes(self) -> int:
+    def max_nodes(self) -> int:
         """Maximum number of tokens that a step feeds in addition to the committed ones: window and n-grams to
         verify.
         """
-        return self.num_window_tokens + self.guesses * (self.ngram - 1)
+        return self.num_window_tokens + self.max_ngrams * (self.ngram - 1)

@@ -168,7 +168,7 @@ class BeamParams:
         return cls(
             width=message.width,
             length_penalty=_field_or(message, "length_penalty", 1.0),
-            early_stopping=_known(EarlyStopping, message.early_stopping, "early_stopping") or EarlyStopping.FALSE,
+            early_stopping=_parse_enum(EarlyStopping, message.early_stopping, "early_stopping") or EarlyStopping.FALSE,
         )
 
 
@@ -255,7 +255,7 @@ class SamplingParams:
                 "out, or ask for acceptance rejection",
                 param="speculation.lenience",
             )
-        _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         num_bytes = len(self.grammar.encode())
         if num_bytes > MAX_GRAMMAR_BYTES:
@@ -268,7 +268,7 @@ class SamplingParams:
             Range(0, min(MAX_LOGPROBS, vocab_size)).check("logprobs", self.num_logprobs)
 
     @property
-    def most_cached(self) -> int:
+    def max_cached(self) -> int:
         """Maximum number of output tokens whose keys and values are cached at once. In a beam search each beam may need
         `max_tokens`, since beams may differ from the first token on.
         """
@@ -277,14 +277,14 @@ class SamplingParams:
         return self.max_tokens * self.beams.width
 
     def _check_logit_bias(self, vocab_size: int) -> None:
-        _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         ids = Range(0, vocab_size - 1)
         for token_id, bias in self.logit_bias.items():
             ids.check("logit_bias", token_id)
             LOGIT_BIAS.check("logit_bias", bias)
 
     def _check_bad_words(self, vocab_size: int) -> None:
-        _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS)
+        _check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
         for word in self.bad_words:
             if not word:
                 raise InvalidRequest("bad_words holds an empty sequence", param="bad_words")
@@ -306,9 +306,9 @@ class SamplingParams:
                     f"{shown} and use_beam_search is true, which goes by the model's own probabilities; leave one out",
                     param=name,
                 )
-        if self.most_cached > MAX_BEAM_TOKENS:
+        if self.max_cached > MAX_BEAM_TOKENS:
             raise InvalidRequest(
-                f"max_tokens is {self.max_tokens} for each of n = {beams.width} beams, {self.most_cached} "
+                f"max_tokens is {self.max_tokens} for each of n = {beams.width} beams, {self.max_cached} "
                 f"together; at most {MAX_BEAM_TOKENS} are allowed, lower one of them",
                 param="max_tokens",
             )
@@ -376,26 +376,26 @@ def acceptance_of(value: pb.AcceptanceRule, name: str) -> AcceptanceRule | None:
     """Convert the acceptance rule of a protobuf message; None = it is unspecified. name: name of the field, for errors.
     Raises InvalidRequest for an unknown value.
     """
-    return _known(AcceptanceRule, value, name)
+    return _parse_enum(AcceptanceRule, value, name)
 
 
 def draft_logprobs_of(value: pb.DraftLogprobs, name: str) -> DraftLogprobs | None:
     """Convert the `draft_logprobs` of a protobuf message; None = it is unspecified. name: name of the field, for
     errors. Raises InvalidRequest for an unknown value.
     """
-    return _known(DraftLogprobs, value, name)
+    return _parse_enum(DraftLogprobs, value, name)
 
 
 Kind = TypeVar("Kind", AcceptanceRule, DraftLogprobs, EarlyStopping)
 
 
-def _known(kinds: type[Kind], value: int, name: str) -> Kind | None:
+def _parse_enum(kinds: type[Kind], value: int, name: str) -> Kind | None:
     if not value:
         return None
     try:
         return kinds(value)
     except ValueError:
-        raise InvalidRequest(f"{name} is {value}, which this server does not know", param=name) from None
+        raise InvalidRequest(f"{name} is {value}, which this server does not support", param=name) from None
 
 
 def check_cache_salt(salt: str) -> None:
@@ -416,7 +416,7 @@ def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
             )
 
 
-def _at_most(name: str, count: int, limit: int) -> None:
+def _check_count(name: str, count: int, limit: int) -> None:
     if count > limit:
         raise InvalidRequest(f"{name} has {count} entries, at most {limit} are allowed", param=name)
 

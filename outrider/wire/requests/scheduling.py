@@ -86,12 +86,12 @@ class VirtualTokens:
         self._served[caller] += amount / self._weights[caller]
         self._average += amount / self._total_weight
 
-    def given(self, caller: bytes) -> float:
+    def served(self, caller: bytes) -> float:
         """Return the tokens that an active caller was served divided by its weight. The waiting caller with the
         smallest result is served next.
         """
         return self._served[caller]
 
     def served_after(self, caller: bytes, amount: float) -> float:
-        """Return what `given` would return for a waiting caller after it was served `amount` more tokens."""
+        """Return what `served` would return for a waiting caller after it was served `amount` more tokens."""
         return self._served[caller] + amount / self._weights[caller]

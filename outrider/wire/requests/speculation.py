@@ -88,8 +88,8 @@ def check_what_is_drafted(
         return
     name = f"{prefix}tree"
     shown = f"{name} is {tree}"
-    if tree.most_nodes > max_draft_tokens:
-        raise InvalidRequest(f"{shown}, {tree.most_nodes} nodes, {too_many}", param=name)
+    if tree.max_nodes > max_draft_tokens:
+        raise InvalidRequest(f"{shown}, {tree.max_nodes} nodes, {too_many}", param=name)
     if num_draft_tokens is not None:
         why = f"num_draft_tokens {num_draft_tokens}, which is of chains; leave one out"
         raise InvalidRequest(f"{shown} and {why}", param=name)
@@ -180,7 +180,7 @@ class Speculation:
             tree = TreeShape.from_proto(message.tree)
         Range(0, MAX_DRAFTS - 1).check("draft_index", message.draft_index)
         if tree is not None:
-            Range(0, message.max_draft_tokens).check("nodes of tree", tree.most_nodes)
+            Range(0, message.max_draft_tokens).check("nodes of tree", tree.max_nodes)
         return cls(
             num_draft_tokens,
             message.max_draft_tokens,

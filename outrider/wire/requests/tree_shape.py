@@ -58,7 +58,7 @@ class TreeShape:
         return min(self.max_depth, self.num_nodes)
 
     @property
-    def most_nodes(self) -> int:
+    def max_nodes(self) -> int:
         """Maximum number of nodes that the tree may have, without the root."""
         # widths (4, 2, 1): 4 + 8 + 8 = 20
         if not self.widths:
@@ -81,9 +81,9 @@ class TreeShape:
                 f"{MAX_DRAFT_TOKENS}; write {FORMS}",
                 param=name,
             )
-        if self.most_nodes > MAX_DRAFT_TOKENS:
+        if self.max_nodes > MAX_DRAFT_TOKENS:
             raise InvalidRequest(
-                f"{name} is {self}: it has {self.most_nodes} nodes, at most {MAX_DRAFT_TOKENS} are allowed", param=name
+                f"{name} is {self}: it has {self.max_nodes} nodes, at most {MAX_DRAFT_TOKENS} are allowed", param=name
             )
 
     def reduced_to(self, depth: int, num_nodes: int) -> TreeShape | None:
@@ -97,7 +97,7 @@ class TreeShape:
         if not self.widths:
             return replace(self, num_nodes=min(self.num_nodes, num_nodes), max_depth=min(self.max_depth, depth))
         shape = replace(self, widths=self.widths[: min(depth, num_nodes)])
-        while shape.most_nodes > num_nodes:
+        while shape.max_nodes > num_nodes:
             widths = list(shape.widths)
             widths[_widest_level(widths)] -= 1
             shape = replace(shape, widths=tuple(widths))

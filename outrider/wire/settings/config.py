@@ -275,15 +275,15 @@ class GatewayConfig(_ProcessConfig):
     ngram and the like: the target alone. With +model: the one of the two from which more is expected; with &model: both
     in one tree; with model&model: a draft worker of each pool in one tree."""
     acceptance: Literal["rejection", "coupled"] = "rejection"
-    """Rule by which draft tokens are accepted at temperature > 0, unless the request gives it. Both give exactly the
-    target's law; with coupled the output is a function of prompt, parameters and seed, whatever is drafted, and no
-    distribution travels; with rejection somewhat more draft tokens are accepted."""
+    """Rule by which draft tokens are accepted at temperature > 0, unless the request gives it. Both keep the
+    target's output distribution exactly. With coupled the output is a function of prompt, parameters and seed, whatever
+    is drafted, and no distribution is sent. With rejection somewhat more draft tokens are accepted."""
     tree: str | None = None
     """Shape of draft trees in place of chains, unless the request gives it: children by depth such as 4x2x1, or
     best:12x4, the 12 most likely nodes up to a depth of 4. Absent = chains."""
     draft_logprobs: str = "auto"
-    """How distributions travel from draft to target at temperature > 0: full; topk or topk:N, the N most likely tokens
-    of each (128); or auto: full while a step's payload is small, else topk."""
+    """How distributions are sent from draft to target at temperature > 0: full; topk or topk:N, the N most likely
+    tokens of each (128); or auto: full while a step's payload is small, else topk."""
     max_running: Positive = 64
     """Choices decoded at once on each target; times the number of gateways, keep at or under the workers' max_slots."""
     max_queue: Annotated[int, Field(ge=0)] = 256
@@ -296,7 +296,7 @@ class GatewayConfig(_ProcessConfig):
     """Most seconds from a request's arrival to its end, its time in the queue included."""
     control_tokens_in_content: ContentControlTokens = "allow"
     """How the texts of control tokens in messages, calls, tools and documents of chats are read, unless a key or a
-    request sets text: as those tokens (allow), so that the author of a document can end its turn, or as plain text."""
+    request sets text: as those tokens (allow), so that a document's author can end its message, or as plain text."""
     generation_config: Literal["auto", "none", "vllm"] = "auto"
     """Sampling parameters that an HTTP request does not give: auto = those of the checkpoint's generation_config.json,
     none (vLLM's word: vllm) = temperature 1 without cut or penalty. Temperature 0 is greedy either way."""
@@ -327,10 +327,10 @@ class GatewayConfig(_ProcessConfig):
     """File with a Jinja chat template; absent = the tokenizer's own."""
     tool_call_parser: str = "auto"
     """Form in which the model writes tool calls, by the name of a family of models, such as hermes, qwen3_coder or
-    kimi_k2 (vLLM's names are known); auto = that which the chat template shows."""
+    kimi_k2 (vLLM's names are accepted); auto = that which the chat template shows."""
     reasoning_parser: str = "auto"
     """Form in which the model writes its reasoning, by the name of a family of models, such as qwen3, mistral or
-    openai_gptoss (vLLM's names are known); auto = that which the chat template shows."""
+    openai_gptoss (vLLM's names are accepted); auto = that which the chat template shows."""
     system_messages: Literal["merge", "as-given"] = "merge"
     """What happens where a chat template refuses the messages as given: system messages are merged into the first, and
     roles made to alternate; or the request is refused (as-given)."""

@@ -51,12 +51,12 @@ def given_cores(workers: Mapping[str, WorkerConfig]) -> dict[str, frozenset[int]
     return {name: parse_cores(worker.cpu_cores) for name, worker in workers.items() if worker.cpu_cores}
 
 
-def check_offered(taken: Iterable[frozenset[int]], offered: frozenset[int]) -> None:
+def check_offered(used: Iterable[frozenset[int]], offered: frozenset[int]) -> None:
     """Raise ConfigError if a core that the settings give to a worker is not one that this machine offers.
 
-    taken: the cores of each worker. offered: the cores of this machine.
+    used: the cores of each worker. offered: the cores of this machine.
     """
-    given: frozenset[int] = frozenset().union(*taken)
+    given: frozenset[int] = frozenset().union(*used)
     if not given <= offered:
         missing = format_cores(given - offered)
         raise ConfigError(f"cpu_cores asks for core {missing}, this machine offers {format_cores(offered)}")
@@ -89,12 +89,12 @@ def share_cores(
     for role, names in sharing.items():
         share = share_by_role[role]
         for name in names:
-            shared[name] = _take_cores(free, int(begin), int(max(1.0, share)))
+            shared[name] = _select_cores(free, int(begin), int(max(1.0, share)))
             begin += share
     return {**shared, **given}
 
 
-def _take_cores(cores: Sequence[int], begin: int, num_cores: int) -> frozenset[int]:
+def _select_cores(cores: Sequence[int], begin: int, num_cores: int) -> frozenset[int]:
     # Behind the last core it begins anew.
     return frozenset(cores[index % len(cores)] for index in range(begin, begin + num_cores))
 

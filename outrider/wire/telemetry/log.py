@@ -73,7 +73,7 @@ def configure_logging(level: str, process: str, log_format: LogFormat = "text") 
     writer = _get_writer()
     formatter: logging.Formatter
     if log_format == "json":
-        _take_over_stderr(writer)
+        _redirect_stderr(writer)
         formatter = JsonFormatter(process)
     else:
         formatter = TextFormatter(process)
@@ -242,7 +242,7 @@ def _dropped(num_dropped: int) -> logging.LogRecord:
     return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (num_dropped,), None)
 
 
-def _take_over_stderr(writer: LogWriter) -> None:
+def _redirect_stderr(writer: LogWriter) -> None:
     # Text that C libraries and child processes write to stderr becomes lines of the log; only a crash of the
     # interpreter is written as it is.
     crashes = os.dup(2)
@@ -251,7 +251,7 @@ def _take_over_stderr(writer: LogWriter) -> None:
         fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.dup2(write_end, 2)
     os.close(write_end)
-    writer.others = [crashes, *(other for other in writer.others if other != 2)]
+    writer.other_descriptors = [crashes, *(other for other in writer.other_descriptors if other != 2)]
     logging.raiseExceptions = False  # else a line that cannot be written is reported on stderr, and logged again
     faulthandler.enable(file=crashes)
     log = get_logger("stderr")

@@ -23,15 +23,17 @@ class LogWriter:
     the line cannot be written.
     """
 
-    def __init__(self, descriptor: int, format_dropped: Callable[[int], str], others: Sequence[int] = ()) -> None:
+    def __init__(
+        self, descriptor: int, format_dropped: Callable[[int], str], other_descriptors: Sequence[int] = ()
+    ) -> None:
         """Start the thread.
 
         descriptor: file descriptor to write to. format_dropped: returns the log line that reports a given number of
-        dropped lines. others: descriptors of the same file, to which C libraries and Python itself write. While the
-        file accepts no data, they are redirected to /dev/null.
+        dropped lines. other_descriptors: descriptors of the same file, to which C libraries and Python itself write.
+        While the file accepts no data, they are redirected to /dev/null.
         """
         self.format_dropped = format_dropped
-        self.others = others
+        self.other_descriptors = other_descriptors
         self._descriptor = descriptor
         self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self._writable = select.poll()
@@ -46,7 +48,7 @@ class LogWriter:
         """Number of lines that could not be written."""
         self._num_reported = 0
         """Number of dropped lines that were already reported in the log."""
-        self._is_given_up = False
+        self._has_timed_out = False
         """Whether a `flush` has taken longer than FLUSH_S, so that later ones do not wait."""
         threading.Thread(target=self._run, name="log", daemon=True).start()
         atexit.register(self.flush)
@@ -73,11 +75,11 @@ class LogWriter:
         """Wait at most FLUSH_S seconds until all queued lines are written. Once a wait has been too short, later calls
         return at once.
         """
-        if self._is_given_up:
+        if self._has_timed_out:
             return
         written = threading.Event()
         self._lines.put(written)
-        self._is_given_up = not written.wait(FLUSH_S)
+        self._has_timed_out = not written.wait(FLUSH_S)
 
     def _run(self) -> None:
         while True:
@@ -99,7 +101,8 @@ class LogWriter:
         data = text.encode("utf-8", "backslashreplace")
         try:
             while True:
-                self._await_room()  # after the last piece too: C libraries write there, and would block if it were full
+                # After the last piece too: C libraries write there, and would block if it were full.
+                self._await_writable()
                 if not data:
                     return True
                 with contextlib.suppress(BlockingIOError):
@@ -107,12 +110,12 @@ class LogWriter:
         except OSError:
             return False
 
-    def _await_room(self) -> None:
+    def _await_writable(self) -> None:
         # Until PIPE_BUF bytes can be written without blocking.
         if self._writable.poll(0):
             return
-        for other in self.others:
+        for other in self.other_descriptors:
             os.dup2(self._nowhere, other, os.get_inheritable(other))
         self._writable.poll()
-        for other in self.others:
+        for other in self.other_descriptors:
             os.dup2(self._descriptor, other, os.get_inheritable(other))

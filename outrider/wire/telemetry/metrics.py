@@ -129,7 +129,7 @@ class GatewayMetrics:
         r.register(DroppedLogLines())
         self._pairs: dict[tuple[str, str], PairMetrics] = {}
         # Sums over pairs whose series were removed, by series and labels, of which the draft's name is emptied.
-        self._gone: defaultdict[tuple[Counter, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+        self._removed: defaultdict[tuple[Counter, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         self.rates = AcceptanceRates()
         """spec_acceptance_rate: acceptance rate of each pair of models over the last 60 s. Over another time:
         rate(spec_accepted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m])"""
@@ -291,7 +291,7 @@ class GatewayMetrics:
         for series in counters:
             for labels, count in _samples(series):
                 if pair.items() <= labels.items():
-                    self._gone[series, tuple({**labels, "draft": ""}.items())] += count
+                    self._removed[series, tuple({**labels, "draft": ""}.items())] += count
             series.remove_by_labels(pair)
         for histogram in (self.round_seconds, self.accepted_length):
             histogram.remove_by_labels(pair)
@@ -303,7 +303,7 @@ class GatewayMetrics:
         decreases.
         """
         yield from _samples(series)
-        for (counted, labels), count in self._gone.items():
+        for (counted, labels), count in self._removed.items():
             if counted is series:
                 yield dict(labels), count
 
@@ -382,7 +382,7 @@ class WorkerMetrics:
         """outrider_worker_kv_blocks: number of KV blocks of the worker; see kv_blocks_in_use."""
         self.steps = counters("steps", "Slots stepped, by kind.", "kind")
         """sum by (kind) (rate(outrider_worker_steps_total[5m])): slots in steps, per second, by kind."""
-        self.guessed_tokens = counters("guessed_tokens", "Guesses of what a draft draws that were fed to it.", "fate")
+        self.guessed_tokens = counters("guessed_tokens", "Tokens proposed for the draft and fed to it.", "fate")
         """rate(outrider_worker_guessed_tokens_total{fate="drawn"}[5m]) / ignoring (fate)
         sum without (fate) (rate(outrider_worker_guessed_tokens_total[5m])): fraction of the tokens proposed for the
         draft that it drew, each of which saved a row of a later forward; the others were dropped (draft with
@@ -443,7 +443,9 @@ class WorkerMetrics:
         """Bytes of the hidden states that feature_rows counts, per second, by the same labels."""
         self.head_bytes = gauge("head_bytes", "Memory of the projections of heads.")
         """outrider_worker_head_bytes: bytes of memory of the projections of heads (target)."""
-        self.kept_feature_bytes = gauge("kept_feature_bytes", "Memory of rows kept for drafts that ask late.")
+        self.kept_feature_bytes = gauge(
+            "kept_feature_bytes", "Memory of hidden states kept for drafts that subscribe late."
+        )
         """outrider_worker_kept_feature_bytes: bytes of hidden states that are kept for drafts that need them later
         (target)."""
         agreement = "Share of a text's positions at which a head agreed with its target when they were paired."

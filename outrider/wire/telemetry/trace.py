@@ -169,7 +169,7 @@ class Spans:
 
     def _is_full(self) -> bool:
         # Counts a span that must be dropped: the SDK would drop an older one without counting it.
-        if self._num_ended - self._exporter.num_taken < self._max_queued:
+        if self._num_ended - self._exporter.num_exported < self._max_queued:
             return False
         self._dropped.inc()
         return True
@@ -286,11 +286,11 @@ class _Counted:
         self._exporter = exporter
         self._sent = sent
         self._dropped = dropped
-        self.num_taken = 0
+        self.num_exported = 0
         """Number of spans that were taken from the SDK's queue so far."""
 
     def export(self, spans: Sequence[Any]) -> Any:
-        self.num_taken += len(spans)
+        self.num_exported += len(spans)
         outcome = self._dropped
         try:
             result = self._exporter.export(spans)

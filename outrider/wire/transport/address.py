@@ -99,12 +99,12 @@ def check_free(host: str, port: int, option: str) -> None:
             listener.close()
 
 
-def next_free(host: str, port: int, taken: Collection[int | None] = ()) -> int:
-    """Return the first free port above `port` that is not in `taken`. If there is none, return 0, with which a server
+def next_free(host: str, port: int, used: Collection[int | None] = ()) -> int:
+    """Return the first free port above `port` that is not in `used`. If there is none, return 0, with which a server
     takes any free port. Raises ConfigError if `host` is not an address of this machine.
     """
     for candidate in range(port + 1, _MAX_PORT + 1):
-        if candidate in taken:
+        if candidate in used:
             continue
         try:
             check_free(host, candidate, "--grpc-port")

@@ -44,12 +44,12 @@ class CallLimits:
     """Limits on the number of open calls of one kind: at most `total`, and at most `share` of one caller. Further calls
     are refused.
 
-    what: the kind of calls, for the error's text, such as "streams bring proposals". It has no lock, so use it on one
+    kind: the kind of calls, for the error's text, such as "streams bring proposals". It has no lock, so use it on one
     event loop only.
     """
 
-    def __init__(self, what: str, total: int, share: int) -> None:
-        self._what = what
+    def __init__(self, kind: str, total: int, share: int) -> None:
+        self._kind = kind
         self._total = total
         self._share = share
         self._num_open: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class CallLimits:
         own = self._num_open[caller]
         if total >= self._total or own >= self._share:
             raise Overloaded(
-                f"{total} {self._what}, {own} of this caller; at most {self._total} and {self._share} are allowed; "
+                f"{total} {self._kind}, {own} of this caller; at most {self._total} and {self._share} are allowed; "
                 "try again later",
                 retry_after_s=RETRY_S,
             )
@@ -124,7 +124,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             "/outrider.v1.TargetService/Deliver": delivering,
         }
         waiting = CallLimits("calls await their message", 4 * MAX_WAITING, MAX_WAITING)
-        self._turns = CallQueue(MAX_MESSAGES, MAX_MESSAGES // 4, waiting)
+        self._queue = CallQueue(MAX_MESSAGES, MAX_MESSAGES // 4, waiting)
 
     async def intercept_service(
         self,
@@ -136,14 +136,14 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return None
         limits = self._limits.get(str(handler_call_details.method))
         if not handler.request_streaming:
-            handler = _as_stream(handler, self._turns)
+            handler = _as_stream(handler, self._queue)
         if limits is None:
             return handler
         return _limited(handler, limits)
 
 
-def _as_stream(handler: Any, turns: CallQueue) -> Any:
-    # The same unary method as a stream, whose only message is read when `turns` allows it.
+def _as_stream(handler: Any, queue: CallQueue) -> Any:
+    # The same unary method as a stream, whose only message is read when `queue` allows it.
     if handler.response_streaming:
         inner = handler.unary_stream
         create_handler = grpc.stream_stream_rpc_method_handler
@@ -153,14 +153,14 @@ def _as_stream(handler: Any, turns: CallQueue) -> Any:
 
     async def respond(_: object, context: Any) -> Any:
         try:
-            data = await _read_message(context, turns)
+            data = await _read_message(context, queue)
         except OutriderError as error:
             return await abort(context, error)
         return await inner(data, context)
 
     async def respond_stream(_: object, context: Any) -> AsyncIterator[Any]:
         try:
-            data = await _read_message(context, turns)
+            data = await _read_message(context, queue)
         except OutriderError as error:
             await abort(context, error)
         async for response in inner(data, context):
@@ -170,9 +170,9 @@ def _as_stream(handler: Any, turns: CallQueue) -> Any:
     return create_handler(serve, handler.request_deserializer, handler.response_serializer)
 
 
-async def _read_message(context: Any, turns: CallQueue) -> Any:
+async def _read_message(context: Any, queue: CallQueue) -> Any:
     try:
-        async with asyncio.timeout(MESSAGE_TIMEOUT_S), turns.one(_caller_of(context)):
+        async with asyncio.timeout(MESSAGE_TIMEOUT_S), queue.one(_caller_of(context)):
             data = await context.read()
     except TimeoutError:
         raise RequestTooSlow(f"the message did not arrive within {MESSAGE_TIMEOUT_S:g} s; send it faster") from None

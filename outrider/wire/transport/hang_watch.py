@@ -53,7 +53,7 @@ class HangWatch:
         self._longest_step_s = 0.0
         self._num_steps: int | None = None
         """Number of steps that the worker has made, by its last report; None = there was no report yet."""
-        self._alive_s = now
+        self._last_step_s = now
         """Time at which the worker last made a step or had no work."""
 
     def note_step(self, num_steps: int, longest_step_s: float, now: float) -> None:
@@ -63,21 +63,21 @@ class HangWatch:
         self._longest_step_s = longest_step_s
         if num_steps != self._num_steps:
             self._num_steps = num_steps
-            self._alive_s = now
+            self._last_step_s = now
 
     def idle(self, now: float) -> None:
         """Record that the worker has no work at time `now`, so that it need not make steps."""
-        self._alive_s = now
+        self._last_step_s = now
 
     @property
     def limit_s(self) -> float:
         """Seconds without a step or reply after which the worker counts as hung."""
         return allowed_s(self._longest_step_s, self._min_silence_s, self._max_silence_s)
 
-    def silent_s(self, heard_s: float, now: float) -> float:
-        """Return the seconds since the worker's last step or reply. heard_s: time of the worker's last reply."""
-        return now - max(self._alive_s, heard_s)
+    def silent_s(self, last_reply_s: float, now: float) -> float:
+        """Return the seconds since the worker's last step or reply. last_reply_s: time of the worker's last reply."""
+        return now - max(self._last_step_s, last_reply_s)
 
-    def hangs(self, heard_s: float, now: float) -> bool:
-        """Return whether the worker counts as hung at time `now`. heard_s: time of the worker's last reply."""
-        return self.silent_s(heard_s, now) >= self.limit_s
+    def is_hung(self, last_reply_s: float, now: float) -> bool:
+        """Return whether the worker counts as hung at time `now`. last_reply_s: time of the worker's last reply."""
+        return self.silent_s(last_reply_s, now) >= self.limit_s

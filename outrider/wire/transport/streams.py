@@ -60,12 +60,12 @@ class Outbox(Generic[Item]):
         self._queue: list[Item] = []
         self._wake = asyncio.Event()
         self._written = asyncio.Event()
-        self._closed = False
+        self._is_closed = False
         self._task = asyncio.create_task(self._run())
 
     def put(self, item: Item) -> None:
         """Queue an item to be sent. If the outbox is closed, it is dropped; the stream's reader reports the loss."""
-        if not self._closed:
+        if not self._is_closed:
             self._queue.append(item)
             self._wake.set()
 
@@ -75,7 +75,7 @@ class Outbox(Generic[Item]):
                 await self._wake.wait()
                 self._wake.clear()
                 while self._queue:
-                    batch = self._queue[: self._num_that_fit()]
+                    batch = self._queue[: self._batch_len()]
                     await self._write(batch)
                     del self._queue[: len(batch)]
                     self._written.set()
@@ -85,7 +85,7 @@ class Outbox(Generic[Item]):
             log.exception("writing to a stream failed; the stream ends")
             self._end_stream()
         finally:  # also when grpc cancels the writer of a call that it has cancelled
-            self._closed = True
+            self._is_closed = True
             self._queue.clear()
             self._written.set()
 
@@ -95,7 +95,7 @@ class Outbox(Generic[Item]):
             self._written.clear()
             await self._written.wait()
 
-    def _num_that_fit(self) -> int:
+    def _batch_len(self) -> int:
         # At least 1 of the queue's first items, however large it is.
         if self._max_batch_bytes is None:
             return MAX_BATCH_ITEMS
@@ -108,7 +108,7 @@ class Outbox(Generic[Item]):
 
     async def close(self) -> None:
         """End the writing task. Queued items are dropped."""
-        self._closed = True
+        self._is_closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -125,11 +125,11 @@ class Replies(Generic[Reply]):
     """Queue of the replies to one message, in the order in which they arrive. Only one task may read it. It ends with
     `close`, or with the stream.
 
-    expects: whether the peer will send another reply for as long as this is open. forget: called by `close`.
+    is_expecting: whether the peer will send another reply for as long as this is open. forget: called by `close`.
     """
 
-    def __init__(self, expects: bool, forget: Callable[[], object]) -> None:
-        self.expects = expects
+    def __init__(self, is_expecting: bool, forget: Callable[[], object]) -> None:
+        self.is_expecting = is_expecting
         """Whether the peer will send another reply for as long as this is open."""
         self._forget = forget
         self._arrived: deque[Reply] = deque()
@@ -145,11 +145,11 @@ class Replies(Generic[Reply]):
             await self._changed.wait()
         return self._arrived.popleft()
 
-    def take(self) -> list[Reply]:
+    def read_available(self) -> list[Reply]:
         """Remove and return all replies that have arrived and were not read yet, without waiting."""
-        taken = list(self._arrived)
+        available = list(self._arrived)
         self._arrived.clear()
-        return taken
+        return available
 
     def close(self) -> None:
         """End the reading: replies that arrive later are dropped. Idempotent."""
@@ -178,22 +178,25 @@ class PendingReplies(Generic[Reply]):
 
     def new(self) -> tuple[int, asyncio.Future[Reply]]:
         """Return a new message id, and a future for the single reply to that message."""
-        message_id = self._take_id()
+        message_id = self._create_id()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._futures[message_id] = future
         future.add_done_callback(lambda _: self._futures.pop(message_id, None))
         return message_id, future
 
-    def subscribe(self, expects: bool) -> tuple[int, Replies[Reply]]:
-        """Return a new message id, and a queue for any number of replies to that message. expects: see `Replies`."""
-        message_id = self._take_id()
-        replies: Replies[Reply] = Replies(expects, lambda: self._subscriptions.pop(message_id, None))
+    def subscribe(self, is_expecting: bool) -> tuple[int, Replies[Reply]]:
+        """Return a new message id, and a queue for any number of replies to that message.
+
+        is_expecting: see `Replies`.
+        """
+        message_id = self._create_id()
+        replies: Replies[Reply] = Replies(is_expecting, lambda: self._subscriptions.pop(message_id, None))
         self._subscriptions[message_id] = replies
         return message_id, replies
 
     def __len__(self) -> int:
         """Return the number of messages to which the peer will still send a reply."""
-        return len(self._futures) + sum(replies.expects for replies in self._subscriptions.values())
+        return len(self._futures) + sum(replies.is_expecting for replies in self._subscriptions.values())
 
     async def read(self, batches: AsyncIterable[list[Reply]]) -> None:
         """Read batches of replies until the stream ends, and pass each reply to its future or queue. Then make all
@@ -223,7 +226,7 @@ class PendingReplies(Generic[Reply]):
                 future.set_exception(error)
                 future.exception()  # retrieved, so that asyncio does not report it where the wait was given up
 
-    def _take_id(self) -> int:
+    def _create_id(self) -> int:
         message_id = self._next_id
         self._next_id += 1
         return message_id
@@ -240,10 +243,10 @@ class ControlStreams:
     """
 
     def __init__(self) -> None:
-        self._owners = itertools.count(1)
+        self._stream_numbers = itertools.count(1)
         self._reading: set[asyncio.Task[None]] = set()
-        self._others: set[asyncio.Task[Any]] = set()
-        self._stopping = False
+        self._other_tasks: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
 
     @property
     def num_open(self) -> int:
@@ -256,15 +259,15 @@ class ControlStreams:
         context: grpc.aio.ServicerContext[Any, Any],
         make_batch: Callable[[list[Any]], Any],
         dispatch: Callable[[int, Any, Callable[[Any], None]], None],
-        gone: Callable[[int], None],
+        on_end: Callable[[int], None],
     ) -> None:
         """Serve one Control stream until it ends. For each received item call `dispatch(owner, item, put)`, in which
         `owner` is the stream's number and `put` sends a reply. At the stream's end, even by an error, call
-        `gone(owner)`.
+        `on_end(owner)`.
 
         requests: the received messages. make_batch: makes one message of a list of replies.
         """
-        owner = next(self._owners)
+        owner = next(self._stream_numbers)
         # Before there is a writer: an abort during the first write would send it twice, and the call would never end.
         await context.send_initial_metadata(())
 
@@ -285,7 +288,7 @@ class ControlStreams:
         self._reading.add(reading)
         try:
             await asyncio.wait({reading})
-            if reading.cancelled() and self._stopping:
+            if reading.cancelled() and self._is_stopping:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is stopping; connect again")
             elif reading.cancelled():
                 await context.abort(grpc.StatusCode.INTERNAL, "an answer could not be written; connect again")
@@ -295,28 +298,28 @@ class ControlStreams:
         finally:
             self._reading.discard(reading)
             reading.cancel()
-            gone(owner)
+            on_end(owner)
             await outbox.close()
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def track_task(self) -> Iterator[None]:
         """Context manager for a task that serves a stream of another kind: during the block `end_all` ends that task
         too, by raising Unavailable in it.
         """
         task = asyncio.current_task()
         assert task is not None
-        self._others.add(task)
+        self._other_tasks.add(task)
         try:
             yield
         except asyncio.CancelledError:
-            if not self._stopping:
+            if not self._is_stopping:
                 raise
             raise Unavailable("this worker is stopping; connect again") from None
         finally:
-            self._others.discard(task)
+            self._other_tasks.discard(task)
 
     async def end_all(self) -> None:
         """End every open stream. Call it when the server stops, which would otherwise wait for its whole grace time."""
-        self._stopping = True
-        for reading in (*self._reading, *self._others):
+        self._is_stopping = True
+        for reading in (*self._reading, *self._other_tasks):
             reading.cancel()

@@ -76,7 +76,7 @@ class CertificateFolder:
         self._path = Path(path)
         self._setting = setting
         self._lock = threading.Lock()
-        self.asks_for_certificates = role is not None or (self._path / CA).exists()
+        self.needs_client_certificates = role is not None or (self._path / CA).exists()
         """Whether callers must show a certificate. The value does not change while the process runs."""
         self._stamp, self._certificates = self._read_at_start()
         self._failure: str | None = None
@@ -155,7 +155,7 @@ class CertificateFolder:
         if not self._path.is_dir():
             raise self._wrong(f"{str(self._path)!r} is no folder; make one with `outrider certs`")
         ca = None
-        if self.asks_for_certificates:
+        if self.needs_client_certificates:
             ca = self._bytes(CA)
         elif (self._path / CA).exists():
             raise self._wrong(f"{self._path / CA} is new: restart to ask users for certificates, or take it away")
@@ -289,7 +289,7 @@ def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
         return configure(current)
 
     fetcher: Any = fetch  # in gRPC's stubs it never returns None
-    return grpc.dynamic_ssl_server_credentials(configure(used), fetcher, folder.asks_for_certificates)
+    return grpc.dynamic_ssl_server_credentials(configure(used), fetcher, folder.needs_client_certificates)
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:

@@ -20,7 +20,7 @@ class PlayedWorker:
     """Answers what the test says, when it says so."""
 
     def __init__(self) -> None:
-        self.num_asked = 1
+        self.num_queries = 1
         self.num_ends = 0
         self.num_ended_by_us = 0
         self.next: Answer | None = None
@@ -28,8 +28,8 @@ class PlayedWorker:
         self.stops_at_once = True
         self.is_killed = False
 
-    def ask(self) -> None:
-        self.num_asked += 1
+    def query(self) -> None:
+        self.num_queries += 1
 
     def answer(self) -> Answer | None:
         found, self.next = self.next, None
@@ -102,7 +102,7 @@ class Stage:
     def forget(self, member: str) -> None:
         self.watched.pop(member, None)
 
-    def take(self) -> list[Sighting]:
+    def read_sightings(self) -> list[Sighting]:
         found, self.seen = self.seen, []
         return found
 

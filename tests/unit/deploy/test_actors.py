@@ -20,7 +20,7 @@ WHY = "model is '/srv/m', and there is no such folder"
     [(ConfigError(WHY), WHY, True), (ValueError("a prompt"), "draft: ValueError('a prompt')", False)],
 )
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_worker_that_does_not_start_says_why(
+def test_a_worker_that_does_not_start_reports_the_reason(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: Exception,

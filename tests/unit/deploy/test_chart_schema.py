@@ -65,12 +65,12 @@ POOL = TARGET | {"name": "d", "serves": ["demo"]}
         ),
     ],
 )
-def test_values_that_nobody_means_are_refused(values: dict[str, Any], words: str) -> None:
+def test_senseless_values_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(HelmError, match=words):
         rendered(values)
 
 
-def test_settings_are_those_of_the_processes_but_for_what_other_values_say() -> None:
+def test_settings_equal_the_processes_without_those_that_other_values_set() -> None:
     """With kuberay they stand in the launcher's file, beside what that says of a pool."""
     assert values_schema() == (CHART / "values.schema.json").read_text(), "make chart-schema"
     own = {*Pool.model_fields, "model"} - {"name", "role", "worker"}

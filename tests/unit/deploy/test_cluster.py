@@ -31,7 +31,7 @@ def test_what_the_operator_exported_holds(exported: dict[str, str], added: dict[
     assert own_authentication(exported) == added
 
 
-def test_a_cluster_that_refuses_our_token_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_token_of_the_cluster_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise ConnectionError("Failed to connect to Ray cluster") from AuthenticationError("InvalidAuthToken")
 

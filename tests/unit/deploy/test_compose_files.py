@@ -111,7 +111,7 @@ def test_a_service_has_its_own_settings_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_the_pools_are_those_that_the_containers_are_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pools_match_the_containers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their ports are the ones that the health checks ask, their labels those of the nodes."""
     config = pools(name, monkeypatch)
     assert config.ray is not None

@@ -19,7 +19,7 @@ def in_example() -> set[str]:
     return set(re.findall(r"^#([A-Z][A-Za-z_]*)=", (REPO / ".env.example").read_text(), re.MULTILINE))
 
 
-def test_env_example_is_what_the_settings_say() -> None:
+def test_env_example_equals_the_settings() -> None:
     assert (REPO / ".env.example").read_text() == env_example(), "run make env-example"
     assert in_example() >= SETTINGS
 

@@ -94,7 +94,7 @@ def test_scaling_up_starts_one_and_scaling_down_lets_what_runs_finish() -> None:
     assert "draft-small-1" in stage.states()  # the name is free again
 
 
-def test_a_drain_has_a_moment_for_gateways_to_hear_of_it_and_a_limit() -> None:
+def test_a_drain_leaves_time_to_notify_gateways_and_has_a_limit() -> None:
     stage = Stage(chat(2))
     stage.serve()
     for name in stage.workers:
@@ -210,14 +210,14 @@ def test_a_start_that_fails_ends_only_what_it_started() -> None:
     stage.workers["target-chat-1"].next = StartFailure("no such model")
     with pytest.raises(ConfigError):
         stage.tick()
-    stage.fleet.end_all(but_what_was_there=True)
+    stage.fleet.end_all(keeps_adopted=True)
     assert {name: worker.is_killed for name, worker in stage.workers.items()} == {
         "target-chat-0": False,
         "target-chat-1": True,
     }
 
 
-def test_a_ray_that_takes_no_actor_is_asked_again_later() -> None:
+def test_an_actor_that_ray_refuses_is_created_again_later() -> None:
     stage = Stage(chat(1))
     stage.serve()
     stage.is_refusing = True

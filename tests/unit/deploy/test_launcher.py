@@ -53,7 +53,7 @@ def launcher(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher
 
 
 @pytest.mark.parametrize("launcher", [True], indirect=True)
-def test_a_machine_that_a_needed_worker_lacks_is_the_end(launcher: Launcher) -> None:
+def test_a_missing_machine_for_a_needed_worker_is_the_end(launcher: Launcher) -> None:
     cluster = cast("Cluster", PlayedCluster([ClusterNode(1, 0, {"role": "target"})]))
     with pytest.raises(ConfigError, match=r"the workers cannot be placed: .* with role=draft"):
         launcher._place(cluster)

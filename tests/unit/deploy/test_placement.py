@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.placement import NO_GPU, ClusterNode, Placement, check_fits, place
+from deploy.placement import NO_GPU, ClusterNode, Placement, check_capacity, place
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.system import SystemConfig
 
@@ -26,14 +26,14 @@ def pools(**values: Any) -> SystemConfig:
 
 
 def each(config: SystemConfig, placed: dict[str, Placement]) -> dict[str, tuple[Placement, int]]:
-    """What `check_fits` takes: every pool at its count."""
+    """What `check_capacity` takes: every pool at its count."""
     return {pool.setting: (placed[pool.name], pool.count) for pool in config.pools}
 
 
 def fits(
     config: SystemConfig, nodes: list[ClusterNode], cores: frozenset[int] | None = None, what: str = "has"
 ) -> None:
-    check_fits(each(config, place(config, nodes, cores)), nodes, what)
+    check_capacity(each(config, place(config, nodes, cores)), nodes, what)
 
 
 def test_without_a_gpu_each_has_its_own_cores_and_sees_no_gpu() -> None:
@@ -61,7 +61,7 @@ def test_what_a_pool_reserves_it_is_pinned_to_wherever_it_runs() -> None:
     }
 
 
-def test_workers_go_where_their_labels_say() -> None:
+def test_workers_are_placed_by_their_labels() -> None:
     config = pools(
         targets={"chat": {"model": "t", "count": 2, "num_gpus": 1, "device": "cuda", "labels": {"role": "target"}}},
         drafts={"small": {"model": "d", "device": "cpu", "labels": {"role": "draft", "zone": "!b"}}},

@@ -26,7 +26,7 @@ def chat(count: int = 2, **size: Any) -> Pool:
     return Pool(name="chat", role="target", worker=TargetConfig(model="t"), count=count, **size)
 
 
-def test_a_worker_serves_once_it_has_answered_where_it_says_it_is() -> None:
+def test_a_worker_serves_once_it_has_replied_at_its_address() -> None:
     stage = Stage(chat(1), small())
     stage.tick()
     stage.started("target-chat-0")
@@ -49,7 +49,7 @@ def test_a_worker_serves_once_it_has_answered_where_it_says_it_is() -> None:
     assert stage.membership.version == version  # nothing changed
 
 
-def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_worker_is_reported_at_once_and_followed_to_another_address(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     stage = Stage(chat(2))
     stage.serve()
@@ -58,11 +58,11 @@ def test_a_worker_that_is_gone_is_told_at_once_and_followed_to_another_place(cap
     stage.tick()
     lost = stage.membership.workers[0]
     assert (lost.state, lost.address, lost.node) == (STARTING, "", "")
-    assert stage.workers["target-chat-0"].num_asked == 2
+    assert stage.workers["target-chat-0"].num_queries == 2
     stage.workers["target-chat-0"].next = ActorLost("restarting", is_final=False)
     stage.tick()
     stage.tick()
-    assert stage.workers["target-chat-0"].num_asked == 3  # again, after a moment
+    assert stage.workers["target-chat-0"].num_queries == 3  # again, after a moment
     stage.started("target-chat-0", epoch=2, port=70)
     stage.answers("target-chat-0", epoch=2)
     stage.tick()
@@ -91,7 +91,7 @@ def test_at_first_a_refusal_is_the_end_and_later_another_is_tried_after_a_pause(
     assert first.is_killed
 
 
-def test_one_that_does_not_start_again_says_why_and_is_tried_after_growing_pauses(
+def test_a_failed_restart_reports_the_reason_and_is_tried_after_growing_pauses(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Until it serves; a draft as well as a target, and one that a launcher before this one started."""

@@ -44,7 +44,7 @@ def test_the_newest_versions_tested_are_within_the_bounds() -> None:
     assert {name for name, least in bounds().items() if Version(newest[name]) < least} == set()
 
 
-def test_the_versions_that_the_documentation_says_were_tested_are_those() -> None:
+def test_the_documented_tested_versions_are_right() -> None:
     text = (REPO / "docs/releases.md").read_text()
     classifiers = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["classifiers"]
     pythons = [one.rpartition(" ")[2] for one in classifiers if one.startswith("Programming Language :: Python :: ")]

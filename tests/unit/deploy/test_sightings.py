@@ -31,7 +31,7 @@ def test_another_life_at_the_same_place_is_another_worker() -> None:
     stage.answers("target-chat-0", epoch=9)
     stage.tick()
     assert stage.states() == {"target-chat-0": STARTING}
-    assert stage.workers["target-chat-0"].num_asked == 2
+    assert stage.workers["target-chat-0"].num_queries == 2
 
 
 HUNG = {"busy_us": 1, "longest_step_us": 1_000_000, "num_slots_in_use": 1}
@@ -103,7 +103,7 @@ def test_whose_server_refuses_to_answer_lives() -> None:
     assert stage.ended() == {"target-chat-1": 1}, "whose server refuses is seen"
 
 
-def test_a_launcher_that_sees_nobody_ends_nobody() -> None:
+def test_a_launcher_that_reaches_no_worker_ends_none() -> None:
     stage = Stage(chat(2), small())
     stage.serve()
     stage.look(80, target_chat_0="silent", target_chat_1="silent", draft_small_0="silent")
@@ -136,7 +136,7 @@ def test_who_answers_a_gateway_is_not_ended_though_the_launcher_does_not_see_it(
     assert stage.ended() == {"target-chat-1": 1}
 
 
-def test_one_alone_is_ended_for_silence_unless_a_gateway_hears_it() -> None:
+def test_a_silent_worker_is_ended_unless_it_replies_to_a_gateway() -> None:
     for reports, ended in ((hears("target-chat-0"), {}), (hears(), {"target-chat-0": 1})):
         stage = Stage(chat(1))
         stage.serve()
@@ -145,7 +145,7 @@ def test_one_alone_is_ended_for_silence_unless_a_gateway_hears_it() -> None:
         assert stage.ended() == ended
 
 
-def test_a_gateway_that_hears_it_does_not_save_an_engine_that_is_seen_to_hang() -> None:
+def test_replies_to_a_gateway_do_not_save_a_hung_engine() -> None:
     stage = Stage(chat(2))
     stage.serve()
     stage.reports = hears("target-chat-0", "target-chat-1")

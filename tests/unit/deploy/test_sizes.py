@@ -31,18 +31,18 @@ def test_a_queue_grows_the_targets_after_a_few_seconds_and_again_only_after_as_m
     assert changes(scaler(), lambda now: sight, 12) == [(5, SizeChange.GROW), (11, SizeChange.GROW)]
 
 
-def test_refusals_are_those_of_the_last_seconds() -> None:
+def test_refusals_are_counted_for_seconds() -> None:
     loads = PoolLoads()
     for second in range(6):
         loads.set_reports([report("g", num_refused=70 + second), report("h", num_refused=3)], second)
-    assert loads.sight(CHAT, ["a"], num_starting=0, num_draining=0).num_refused == 5
-    assert loads.sight(SMALL, ["b"], num_starting=0, num_draining=0).num_refused == 0
+    assert loads.load_of(CHAT, ["a"], num_starting=0, num_draining=0).num_refused == 5
+    assert loads.load_of(SMALL, ["b"], num_starting=0, num_draining=0).num_refused == 0
     for second in range(6, 13):
         loads.set_reports([report("g", num_refused=75)], second)
-    assert loads.sight(CHAT, ["a"], num_starting=0, num_draining=0).num_refused == 0
+    assert loads.load_of(CHAT, ["a"], num_starting=0, num_draining=0).num_refused == 0
 
 
-def test_busy_targets_grow_and_busy_drafts_say_nothing() -> None:
+def test_busy_targets_grow_and_busy_drafts_do_not() -> None:
     """They draft ahead whenever they can."""
     busy = PoolLoad(num_serving=1, busy_share=0.9)
     assert changes(scaler("target"), lambda now: busy, 5) == [(5, SizeChange.GROW)]
@@ -72,9 +72,9 @@ def test_the_last_draft_goes_only_when_nothing_comes_at_all() -> None:
 def test_a_draft_comes_back_when_something_runs_for_a_while() -> None:
     none = scaler("draft", least=0)
     assert changes(none, lambda now: PoolLoad(num_serving=0), 99) == []
-    assert changes(none, lambda now: PoolLoad(num_serving=0, num_asked=int(now % 5 != 4)), 99) == []
-    assert changes(none, lambda now: PoolLoad(num_serving=0, num_asked=1), 5) == [(5, SizeChange.GROW)]
-    unused = PoolLoad(num_serving=1, num_asked=1, busy_share=0.0)  # nobody wants to be drafted for
+    assert changes(none, lambda now: PoolLoad(num_serving=0, num_choices=int(now % 5 != 4)), 99) == []
+    assert changes(none, lambda now: PoolLoad(num_serving=0, num_choices=1), 5) == [(5, SizeChange.GROW)]
+    unused = PoolLoad(num_serving=1, num_choices=1, busy_share=0.0)  # nobody wants to be drafted for
     assert changes(none, lambda now: unused, 300) == []
     assert changes(none, lambda now: PoolLoad(num_serving=1, busy_share=0.0), 60) == [(60, SizeChange.SHRINK)]
 
@@ -92,11 +92,11 @@ def test_a_busy_share_is_the_slope_of_the_workers_own_sum() -> None:
     for second in range(6):
         loads.add_info("a", common_pb2.WorkerInfo(busy_us=1_000_000 + 500_000 * second, num_steps=9), second)
         loads.add_info("b", common_pb2.WorkerInfo(busy_us=250_000 * second), second)
-    sight = loads.sight(CHAT, ["a", "b"], num_starting=0, num_draining=0)
+    sight = loads.load_of(CHAT, ["a", "b"], num_starting=0, num_draining=0)
     assert sight.busy_share == pytest.approx(0.375)
-    assert loads.sight(CHAT, ["a", "new"], num_starting=0, num_draining=0).busy_share is None
+    assert loads.load_of(CHAT, ["a", "new"], num_starting=0, num_draining=0).busy_share is None
     loads.add_info("a", common_pb2.WorkerInfo(busy_us=100, num_steps=1), 6)  # another life
-    assert loads.sight(CHAT, ["a", "b"], num_starting=0, num_draining=0).busy_share is None
+    assert loads.load_of(CHAT, ["a", "b"], num_starting=0, num_draining=0).busy_share is None
 
 
 def test_queues_of_all_gateways_are_added() -> None:
@@ -104,13 +104,13 @@ def test_queues_of_all_gateways_are_added() -> None:
     loads.set_reports(
         [report("g", num_queued=3, num_running=2, num_rounds=1000, num_late=1000), report("h", num_queued=4)], 0
     )
-    target = loads.sight(CHAT, ["a"], num_starting=0, num_draining=0)
-    assert (target.num_queued, target.num_asked) == (7, 0)
-    assert loads.sight(SMALL, [], num_starting=0, num_draining=0).num_asked == 9
-    assert loads.sight(SMALL, ["b"], num_starting=0, num_draining=0).late_share is None
+    target = loads.load_of(CHAT, ["a"], num_starting=0, num_draining=0)
+    assert (target.num_queued, target.num_choices) == (7, 0)
+    assert loads.load_of(SMALL, [], num_starting=0, num_draining=0).num_choices == 9
+    assert loads.load_of(SMALL, ["b"], num_starting=0, num_draining=0).late_share is None
     loads.set_reports([report("g", num_rounds=1100, num_late=1010), report("h", num_rounds=100, num_late=50)], 1)
-    draft = loads.sight(SMALL, ["b"], num_starting=0, num_draining=0)
+    draft = loads.load_of(SMALL, ["b"], num_starting=0, num_draining=0)
     assert (draft.num_queued, draft.late_share) == (0, pytest.approx(0.3))
     loads.set_reports([], 2)  # both gateways left
-    assert loads.sight(CHAT, ["a"], num_starting=0, num_draining=0).num_queued == 0
-    assert loads.sight(SMALL, ["b"], num_starting=0, num_draining=0).late_share is None
+    assert loads.load_of(CHAT, ["a"], num_starting=0, num_draining=0).num_queued == 0
+    assert loads.load_of(SMALL, ["b"], num_starting=0, num_draining=0).late_share is None

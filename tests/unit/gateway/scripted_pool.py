@@ -35,7 +35,7 @@ def link_of(connection: object | None, info: pb.WorkerInfo = INFO) -> Any:
 
 def connection_of(epoch: int = 7) -> Any:
     """One that nobody reads."""
-    return SimpleNamespace(alive=True, epoch=epoch, info=INFO, hung=False, send=lambda item: None)
+    return SimpleNamespace(is_alive=True, epoch=epoch, info=INFO, is_hung=False, send=lambda item: None)
 
 
 def served_model(

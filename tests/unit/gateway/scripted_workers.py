@@ -43,7 +43,7 @@ class ScriptedConnection:
     """What both have: items by name in `sent`, and the subscriptions in order."""
 
     def __init__(self, info: pb.WorkerInfo = INFO) -> None:
-        self.alive, self.epoch, self.info, self.hung = True, 7, info, False
+        self.is_alive, self.epoch, self.info, self.is_hung = True, 7, info, False
         self.sent: list[tuple[str, Any]] = []
         self.subscriptions: list[Replies[Any]] = []
         self.num_dropped = 0
@@ -52,9 +52,9 @@ class ScriptedConnection:
         name = request.WhichOneof("item")
         self.sent.append((name, getattr(request, name)))
 
-    def subscribe(self, request: Any, *, expects: bool = True) -> Replies[Any]:
+    def subscribe(self, request: Any, *, is_expecting: bool = True) -> Replies[Any]:
         self.send(request)
-        replies: Replies[Any] = Replies(expects, lambda: None)
+        replies: Replies[Any] = Replies(is_expecting, lambda: None)
         self.subscriptions.append(replies)
         return replies
 
@@ -63,7 +63,7 @@ class ScriptedConnection:
 
     def lose(self) -> None:
         """End the stream."""
-        self.alive = False
+        self.is_alive = False
         for replies in self.subscriptions:
             replies.fail(WorkerLost("lost the worker: scripted"))
 

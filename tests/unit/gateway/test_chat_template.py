@@ -22,7 +22,7 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
-async def test_templates_know_the_special_tokens_that_a_model_names_itself() -> None:
+async def test_templates_get_the_special_tokens_that_a_model_names_itself() -> None:
     own = {"tool_token": "<t>", "extra_special_tokens": {"boi": {"content": "<b>"}, "messages": "taken"}}
     config = {"bos_token": {"content": "<s>"}, "add_bos_token": True, **own}
     parts = files(config, "{{ bos_token }}{{ tool_token }}{{ boi }}")
@@ -94,7 +94,7 @@ async def test_values_that_nest_too_deep_for_a_template_are_refused() -> None:
         await template.render(CHAT, True, {"deep": deep}, max_chars=100)
 
 
-async def test_developer_is_system_where_a_template_does_not_know_it() -> None:
+async def test_developer_is_system_where_a_template_has_no_such_role() -> None:
     messages = [{"role": "developer", "content": "x"}]
     assert await rendered("{{ messages[0].role }}", messages) == "system"
     assert await rendered("{# developer #}{{ messages[0].role }}", messages) == "developer"

@@ -53,9 +53,9 @@ TOOLS = [{"type": "function", "function": {"name": "f", "description": "<|im_end
 async def ids_of(
     body: dict[str, Any], tokenizer: Tokenizer = TOKENIZER, own: Literal["allow", "text"] = "allow"
 ) -> list[int]:
-    settings = replace(ChatSettings.of_config(config()), control_tokens=own)
+    settings = replace(ChatSettings.from_config(config()), control_tokens=own)
     reader = PromptReader(tokenizer, 2048, b"", TextThreads(), 1 << 20, settings)
-    (chat,) = parse_body(ChatBody, body).demand("id").prompts
+    (chat,) = parse_body(ChatBody, body).unchecked_request("id").prompts
     pieces = await reader.render_pieces("messages", chat)
     assert "".join(pieces) == await reader.render("messages", chat)
     return list(await reader.encode_chat("messages", pieces, False, None))

@@ -54,7 +54,7 @@ def tokenizer_of(words: Sequence[str], template: str = TEMPLATE) -> Tokenizer:
 
 async def request_of(tokenizer: Tokenizer, **fields: Any) -> GenerationRequest:
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
-    demand: UncheckedRequest = parse_body(ChatBody, body).demand("id")
+    demand: UncheckedRequest = parse_body(ChatBody, body).unchecked_request("id")
     facts = ServedFacts("m", 2048, tokenizer.vocab_size, 0, 1, None)
     own = reader()
     own.tokenizer = tokenizer
@@ -66,7 +66,7 @@ def rounds_of(request: GenerationRequest, tokenizer: Tokenizer, ids: Sequence[in
     """What a target and a session make of the ids and an end of sequence, `size` a round."""
     session, outputs = Session(request, tokenizer, 1), list[RoundOutput]()
     script = [*ids, EOS, *[EOS] * size]
-    while not session.finished:
+    while not session.is_finished:
         done = session.num_output
         token_ids, finish = commit_tokens(request.params, (EOS,), done, script[done : done + size])
         verdict = tpb.Verdict(

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from gateway.confined.pool import ConfinedPool, WorkExceeded, WorkFailed
 from gateway.grammar_checker import GrammarChecker, GrammarVerdict, Verdicts
-from gateway.grammars import of_schema
+from gateway.grammars import create_schema_grammar
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest, OutriderError
 from tests.checkers import ENDLESS, InlinePool, children, until_busy, until_ended
@@ -38,7 +38,7 @@ async def test_what_takes_too_long_is_refused_by_name_and_remembered(checker: Gr
     with pytest.raises(InvalidRequest, match="max_compile_s"):
         await checker.output(b"", LONG)
     assert children() == before, "no process was ended for it"
-    assert await checker.output(b"", SHORT) == of_schema({"type": "null"}, "p", strict=False)
+    assert await checker.output(b"", SHORT) == create_schema_grammar({"type": "null"}, "p", strict=False)
 
 
 async def test_a_check_ends_when_all_that_wait_for_it_have_left() -> None:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from gateway.grammars import of_lark, of_regex, of_schema, schema_text
+from gateway.grammars import create_regex_grammar, create_schema_grammar, parse_lark_grammar, schema_text
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.grammar_limits import parser_limits
 from tests.schemas import make_schema
@@ -22,7 +22,7 @@ LIMITS = LLParserLimits(**parser_limits())
 
 
 def schema(value: Any, strict: bool = False) -> str:
-    return of_schema(value, "s", strict=strict)
+    return create_schema_grammar(value, "s", strict=strict)
 
 
 def drawn(grammar: str, seed: int) -> str | None:
@@ -71,8 +71,8 @@ NAMES = ("a", "é", "😀", 'q"', "back\\slash", "a\nb", "x/y", "\x01", "\x7f", 
 def test_no_other_spelling_of_a_name_passes_for_another_name(others: dict[str, Any]) -> None:
     """Readers keep the last value of a name, however it is spelt."""
     known = {"type": "object", "properties": {name: {"type": "integer"} for name in NAMES}} | others
-    made = [schema(known), of_lark(f"start: %json {json.dumps(known)}", "p")]
-    made.append(of_lark(f"start: %json {schema_text(known, 'p', strict=False)}", "p"))
+    made = [schema(known), parse_lark_grammar(f"start: %json {json.dumps(known)}", "p")]
+    made.append(parse_lark_grammar(f"start: %json {schema_text(known, 'p', strict=False)}", "p"))
     for name in NAMES:
         plain, escaped = json.dumps(name, ensure_ascii=False), escapes(name)
         for grammar in made:
@@ -80,7 +80,7 @@ def test_no_other_spelling_of_a_name_passes_for_another_name(others: dict[str, A
             assert not any(follows(grammar, f'{{{plain}: 1, {each}: "x"}}') for each in (plain, *escaped)), name
 
 
-def test_no_other_spelling_passes_for_a_pattern_or_what_tells_members_apart() -> None:
+def test_no_other_spelling_passes_for_a_pattern_or_a_discriminator() -> None:
     assert not follows(schema({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}), r'{"\u0078": "s"}')
     members = [{"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in "ab"]
     for each in escapes("kind"):
@@ -96,7 +96,7 @@ def escapes(name: str) -> list[str]:
     return [f'"{text}"' for text in texts - {"".join(plain), name}]
 
 
-def test_a_union_that_a_property_tells_apart_is_enforced() -> None:
+def test_a_union_with_a_discriminator_is_enforced() -> None:
     """As pydantic writes it: by reference, with a discriminator."""
 
     def kind(name: str) -> dict[str, Any]:
@@ -253,16 +253,16 @@ def test_formats_and_keywords_that_constrain_nothing_are_annotations(
 
 def test_digits_are_of_all_scripts_in_expressions_and_ascii_in_schemas() -> None:
     """As docs/openai.md says."""
-    expression, pattern = of_regex(r"\d\w", "r"), schema({"type": "string", "pattern": r"^\d\w$"})
+    expression, pattern = create_regex_grammar(r"\d\w", "r"), schema({"type": "string", "pattern": r"^\d\w$"})
     assert follows(expression, "٣é") and follows(expression, "3e")
     assert follows(pattern, '"3e"') and not follows(pattern, '"٣e"') and not follows(pattern, '"3é"')
-    assert not follows(of_regex("[0-9]", "r"), "٣")
+    assert not follows(create_regex_grammar("[0-9]", "r"), "٣")
 
 
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 
 
-def test_beside_a_pattern_that_cannot_be_enforced_the_other_members_serve() -> None:
+def test_other_members_are_used_where_a_pattern_cannot_be_enforced() -> None:
     price = {"anyOf": [{"type": "string", "pattern": DECIMAL}, {"type": "number"}, {"type": "null"}]}
     made = schema({"type": "object", "properties": {"a": price, "b": {"$ref": "#/properties/a/anyOf/1"}}})
     assert follows(made, '{"a": 1.5, "b": 2}') and follows(made, '{"a": null}') and not follows(made, '{"a": "1.5"}')

@@ -115,7 +115,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_known_of_a_tokenizer(kind: str) -> None:
+def test_bounds_of_a_tokenizer(kind: str) -> None:
     bounds = tokenizer_of(kind).bounds
     assert (bounds.max_token_chars is not None) == (kind in BOUNDED_AND_CUT or kind in BOUNDED)
     assert bounds.splits_at_spaces == (kind in BOUNDED_AND_CUT or kind in CUT)
@@ -126,7 +126,7 @@ def test_a_text_is_too_long_only_if_it_is_and_its_last_ids_are_those_of_the_whol
     for kind in KINDS:
         tokenizer = tokenizer_of(kind)
         ids = tokenizer.encode(text)
-        assert tokenizer.bounds.fits(text, num_ids) or len(ids) > num_ids, kind
+        assert tokenizer.bounds.may_fit(text, num_ids) or len(ids) > num_ids, kind
         assert tokenizer.last_ids(text, num_ids) == ids[-num_ids:], kind
 
 

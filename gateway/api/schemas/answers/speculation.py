@@ -34,9 +34,11 @@ class RankedToken(NamedToken):
 
 class Rejection(AnswerModel):
     parent: int = Field(description="Index of the last accepted draft token; -1 = none was.")
-    token: NamedToken = Field(description="What the target said instead.")
-    target: list[RankedToken] = Field(description="Its best there, at most 5, under the law that it draws from.")
-    draft_law: list[RankedToken] | None = Field(description="The best of the law that the draft drew from, at most 5.")
+    token: NamedToken = Field(description="The token that the target chose instead.")
+    target: list[RankedToken] = Field(description="The most likely of the distribution that it draws from, at most 5.")
+    draft_law: list[RankedToken] | None = Field(
+        description="The most likely of the distribution that the draft drew from, at most 5."
+    )
     draft_guesses: list[NamedToken] | None = Field(description="Where nothing was drawn; at most 5.")
 
 
@@ -47,7 +49,7 @@ class RoundTimings(AnswerModel):
     forward_us: int
     accept_us: int
     other_us: int
-    draft_us: int | None = Field(description="Of the draft's steps, beside all these; null = not known.")
+    draft_us: int | None = Field(description="Of the draft's steps, in addition to all these; null = unknown.")
 
 
 class Round(AnswerModel):

@@ -33,7 +33,7 @@ class SpeculationUsage(AnswerModel):
     """Mean number of output tokens of a round; null without rounds."""
     seed: int | None
     seeds: list[int] = Field(description="Of each prompt.")
-    lenience: float | None = Field(description="null = the answer has exactly the target's law.")
+    lenience: float | None = Field(description="null = the output has exactly the target's distribution.")
 
 
 class UsageAnswer(AnswerModel):

@@ -46,7 +46,7 @@ def _status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def test_a_node_that_is_told_to_end_waits_for_its_worker(raylet: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_node_that_receives_sigterm_waits_for_its_worker(raylet: subprocess.Popen[bytes], tmp_path: Path) -> None:
     folder = tmp_path / "node"
     worker = PlayedHandle()
     listen(folder, lambda: worker.drain(30), 30)
@@ -60,7 +60,7 @@ def test_a_node_that_is_told_to_end_waits_for_its_worker(raylet: subprocess.Pope
     assert process.wait(10) == 0
 
 
-def test_a_head_that_is_told_to_end_does_not_wait_for_a_gcs_server_that_hangs(tmp_path: Path) -> None:
+def test_a_head_that_receives_sigterm_does_not_wait_for_a_gcs_server_that_hangs(tmp_path: Path) -> None:
     hangs = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", hangs]) as gcs_server:
         process = staying(gcs_server, tmp_path / "node", "gcs_server")

@@ -193,7 +193,7 @@ def test_pods_have_no_rights_to_spare(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
-def test_nobody_is_ended_while_models_are_loaded(path: Path) -> None:
+def test_no_pod_is_ended_while_models_are_loaded(path: Path) -> None:
     """A gateway whose targets load is not ready; a probe that ended it would bring none."""
     limit_s = (values_of(CHART / "values.yaml") | values_of(path))["loadTimeoutSeconds"]
     for labels, each in containers(path.stem):
@@ -210,7 +210,7 @@ def test_nobody_is_ended_while_models_are_loaded(path: Path) -> None:
             assert deployment["spec"]["progressDeadlineSeconds"] > limit_s, "kubectl rollout status would give up"
 
 
-def test_a_rollout_waits_until_gateways_know_the_new_worker() -> None:
+def test_a_rollout_waits_until_gateways_have_the_new_worker() -> None:
     """A name server may answer with the old addresses for 30 s, CoreDNS's default."""
     for name, deployment in of_kind("plain", "Deployment").items():
         waits_s = deployment["spec"].get("minReadySeconds", 0)
@@ -234,7 +234,7 @@ def test_gateways_find_the_workers_of_their_pools_by_the_services() -> None:
             assert variables(template["spec"]["containers"][0])[f"OUTRIDER_{member.role.upper()}_PORT"] == port
 
 
-def test_a_pods_settings_are_those_of_its_pool() -> None:
+def test_a_pod_has_the_settings_of_its_pool() -> None:
     read: dict[str, Settings] = {}
     for pool, role in (("chat", "target"), ("code", "target"), ("small", "draft"), ("copies", "draft")):
         found = container("plain", f"{FULLNAME}-{pool}")
@@ -320,7 +320,7 @@ def test_secrets_are_where_the_parts_look(name: str, deployment: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ALL)
-def test_scraped_as_alerts_and_dashboards_ask(name: str) -> None:
+def test_scrape_labels_match_alerts_and_dashboards(name: str) -> None:
     """Jobs by name; workers by the list that a gateway gives, so that a member is called the same in all series."""
     ours = yaml.safe_load((REPO / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
     (monitor,) = of_kind(name, "ServiceMonitor").values()
@@ -378,7 +378,7 @@ def test_keda_sizes_pools_that_no_release_sizes() -> None:
 
 
 @pytest.mark.parametrize("kuberay", [False, True])
-def test_every_pod_has_the_values_of_all_pods_under_those_of_its_part(kuberay: bool) -> None:
+def test_values_of_a_part_override_the_values_of_all_pods(kuberay: bool) -> None:
     everywhere = {
         "podLabels": {"team": "search"},
         "podAnnotations": {"a": "all", "b": "all"},
@@ -460,7 +460,7 @@ def test_the_values_in_the_docs_can_be_installed() -> None:
             assert problem(manifest) is None, manifest["metadata"]["name"]
 
 
-def test_rules_and_dashboards_are_those_of_the_folders() -> None:
+def test_rules_and_dashboards_equal_the_folders() -> None:
     (rule,) = of_kind("monitored", "PrometheusRule").values()
     files = sorted((REPO / "deploy/prometheus/rules").glob("*.yml"))
     assert rule["spec"]["groups"] == [one for file in files for one in yaml.safe_load(file.read_text())["groups"]]
@@ -473,7 +473,7 @@ def test_rules_and_dashboards_are_those_of_the_folders() -> None:
         assert found["metadata"]["labels"].items() >= {("release", "kube-prometheus-stack")}
 
 
-def test_replicas_are_spread_over_nodes_unless_values_say_how() -> None:
+def test_replicas_are_spread_over_nodes_unless_values_set_it() -> None:
     for name in WITH_ALL:
         for labels, spec in pods(example(name)):
             (spread,) = spec["topologySpreadConstraints"]
@@ -560,6 +560,6 @@ def test_every_object_has_the_standard_labels(name: str) -> None:
         assert manifest["metadata"]["labels"].items() >= standard.items(), manifest["metadata"]["name"]
 
 
-def test_images_are_of_the_charts_version_unless_values_say_another() -> None:
+def test_images_have_the_charts_version_unless_values_set_another() -> None:
     images = {one["image"] for _, one in containers("minimal")}
     assert images == {f"outrider-{part}:{version('outrider')}" for part in ("gateway", "worker")}

@@ -20,7 +20,7 @@ HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
 SERIES = re.compile(r"\b(?:vllm:|spec_|outrider_|process_|pair:|target:|member:|outrider:)[\w:]+")
 
 
-def test_what_rules_and_alerts_ask_for_exists() -> None:
+def test_series_of_rules_and_alerts_exist() -> None:
     named = {name for rule in rules() for name in series_in(rule["expr"])}
     assert len(named) > 10
     unknown = named - existing() - recorded() - OF_PROMETHEUS
@@ -50,7 +50,7 @@ def test_every_alert_has_its_entry_in_the_runbook() -> None:
         assert notes["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
 
 
-def test_the_reasons_of_plain_steps_are_known_wherever_they_are_named() -> None:
+def test_the_reasons_of_plain_steps_exist_wherever_they_are_named() -> None:
     """A rule that leaves out a reason that there is not leaves out nothing, and nobody notices."""
     (rule,) = (rule for rule in rules() if rule.get("record") == "target:spec_unwanted_plain_steps:ratio_rate5m")
     left_out = [set(reasons.split("|")) for reasons in re.findall(r'reason!~"([\w|]+)"', rule["expr"])]
@@ -73,7 +73,7 @@ def promtool() -> str:
         pytest.skip(str(missing))
 
 
-def test_what_a_dashboard_asks_is_promql(promtool: str, tmp_path: Path) -> None:
+def test_queries_of_a_dashboard_are_promql(promtool: str, tmp_path: Path) -> None:
     asked = [with_all_chosen(each.expr, "1m") for path in FILES for each in panel_queries(path)]
     rules = [{"record": f"query_{index}", "expr": expr} for index, expr in enumerate(asked)]
     (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))

@@ -27,13 +27,13 @@ THREADS = TextThreads()
 
 
 def reader_of(**changes: Any) -> PromptReader:
-    settings = ChatSettings.of_config(config())
+    settings = ChatSettings.from_config(config())
     return PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes, settings, **changes)
 
 
 def predicting(content: Any, **body: Any) -> UncheckedRequest:
     prediction = {"type": "content", "content": content}
-    return parse_body(CompletionBody, {"prompt": "x", "prediction": prediction, **body}).demand("id")
+    return parse_body(CompletionBody, {"prompt": "x", "prediction": prediction, **body}).unchecked_request("id")
 
 
 def demand(beams: BeamParams, **options: Any) -> UncheckedRequest:

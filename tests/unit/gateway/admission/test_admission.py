@@ -37,7 +37,7 @@ def admit(coordinator: Coordinator, model_id: str, count: int = 1, caller: bytes
     coordinator.admit(model_id, count, caller, weight)
 
 
-def test_a_full_queue_says_when_it_is_expected_to_have_been_worked_off() -> None:
+def test_a_full_queue_returns_its_expected_wait() -> None:
     coordinator, places, model_id, _ = coordinator_of()
     admit(coordinator, model_id, 2)
     admit(coordinator, model_id, 2)
@@ -68,7 +68,7 @@ def test_a_burst_at_an_idle_model_waits_and_what_comes_after_it_is_refused() -> 
     assert (places.num_admitted, places.num_refused) == (50, 1)
 
 
-def test_under_overload_nobody_waits() -> None:
+def test_under_overload_no_choice_waits() -> None:
     coordinator, places, model_id, clock = coordinator_of(max_queue=64, max_queue_wait_s=5.0)
     admit(coordinator, model_id, 2)
     clock.now += BURST_S

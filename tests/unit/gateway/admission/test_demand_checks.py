@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.demand import FieldNames, UncheckedRequest
-from gateway.admission.demand_checks import check_demand, find_model
+from gateway.admission.demand_checks import check_request, find_model
 from gateway.generation import ServedFacts, SpeculationOptions
 from outrider.wire.errors import InvalidRequest, ModelNotFound
 from outrider.wire.requests.drafters import Drafter
@@ -41,12 +41,12 @@ def test_a_model_is_found_by_where_it_was_started_from_too(path: str, name: str,
 def test_no_round_of_a_search_is_explained() -> None:
     asked = demand(BeamParams(4), speculation=SpeculationOptions(explain=True))
     with pytest.raises(InvalidRequest, match="do not go together") as caught:
-        check_demand(asked, [ServedFacts("m", 512, 320, 0, 320, None)])
+        check_request(asked, [ServedFacts("m", 512, 320, 0, 320, None)])
     assert caught.value.param == "speculation.explain"
 
 
 @pytest.mark.parametrize("beams", [True, False])
-def test_a_target_that_takes_no_beams_is_told(beams: bool) -> None:
+def test_beams_are_refused_where_no_target_supports_them(beams: bool) -> None:
     """It is one of two: a search may be given either."""
     connections = {"s": connection_of(), "t": connection_of()}
     connections["s"].info, connections["t"].info = info(True), info(beams)
@@ -54,16 +54,16 @@ def test_a_target_that_takes_no_beams_is_told(beams: bool) -> None:
     assert (why is None) is beams
     facts = ServedFacts("m", 512, 320, 0, 320, None, no_beams=why)
     if beams:
-        assert check_demand(demand(BeamParams(4)), [facts]) is facts
+        assert check_request(demand(BeamParams(4)), [facts]) is facts
         return
     with pytest.raises(InvalidRequest, match="runs no token trees on the path") as caught:
-        check_demand(demand(BeamParams(4)), [facts])
+        check_request(demand(BeamParams(4)), [facts])
     assert caught.value.param == "use_beam_search"
 
 
 def test_more_beams_than_half_the_vocabulary_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="from 2 to 10"):
-        check_demand(demand(BeamParams(11)), [ServedFacts("m", 512, 20, 0, 320, None)])
+        check_request(demand(BeamParams(11)), [ServedFacts("m", 512, 20, 0, 320, None)])
 
 
 TREE = TreeShape.parse("4x2x1")
@@ -91,5 +91,5 @@ def test_refused_by_name(wishes: dict[str, Any], no_trees: str | None, why: str)
         speculation=options,
     )
     with pytest.raises(InvalidRequest, match=r"speculation\.tree is 4x2x1") as caught:
-        check_demand(demand, [facts])
+        check_request(demand, [facts])
     assert why in caught.value.message and caught.value.param == "speculation.tree"

@@ -25,7 +25,7 @@ def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing
 ) -> None:
     file, clock = tmp_path / "k", Clock()
     access = access_of(file, entry("me", "or-1", requests_per_minute=1), clock=clock)
-    access.caller("Bearer or-1").take_request()
+    access.caller("Bearer or-1").count_request()
 
     def look() -> None:
         clock.now += LOOK_S
@@ -34,7 +34,7 @@ def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing
     look()
     assert access.caller("Bearer or-2").name == "you"
     with pytest.raises(RateLimited):
-        access.caller("Bearer or-1").take_request()  # the bucket is the same one
+        access.caller("Bearer or-1").count_request()  # the bucket is the same one
     file.write_text("keys: [{name: me")
     look()
     with caplog.at_level(logging.ERROR):
@@ -48,7 +48,7 @@ def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing
     for gone in ("or-1", "or-2"):
         with pytest.raises(Unauthenticated):
             access.caller(f"Bearer {gone}")
-    access.caller("Bearer or-3").take_request()  # another key, though of the same name
+    access.caller("Bearer or-3").count_request()  # another key, though of the same name
 
 
 def test_a_file_that_others_may_read_or_change_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -61,9 +61,7 @@ def test_a_file_that_others_may_read_or_change_is_warned_of(tmp_path: Path, capl
     assert f"{file} has mode 0604: other accounts may read or change it" in caplog.text
 
 
-def test_a_file_that_could_not_be_read_is_tried_again_and_told_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_file_is_tried_again_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, clock, registry = tmp_path / "k", Clock(), CollectorRegistry()
     write_keys(file, (entry("me", "or-1"), entry("you", "or-2")))
     access = Access(KeyRing(str(file), clock), registry)

@@ -36,19 +36,19 @@ def test_a_minutes_requests_at_once_then_evenly() -> None:
     clock = Clock()
     key = limits(clock, requests_per_minute=30)
     for _ in range(30):
-        key.take_request()
+        key.count_request()
     with pytest.raises(RateLimited, match=r"requests_per_minute of 30.* in 2 s") as refused:
-        key.take_request()
+        key.count_request()
     assert refused.value.retry_after_s == 2.0
     clock.now += 2.0
-    key.take_request()
+    key.count_request()
     with pytest.raises(RateLimited):
-        key.take_request()
+        key.count_request()
     clock.now += 3600
     for _ in range(30):
-        key.take_request()
+        key.count_request()
     with pytest.raises(RateLimited):
-        key.take_request()
+        key.count_request()
 
 
 def test_tokens_are_charged_before_and_settled_after() -> None:
@@ -82,23 +82,23 @@ def test_more_than_a_minute_allows_waits_for_a_full_bucket() -> None:
 def test_answers_at_once() -> None:
     key = limits(Clock(), max_concurrent=4)
     with pytest.raises(InvalidRequest, match="asks for 5 answers") as never:
-        key.answers(5, "n").__enter__()
+        key.count_choices(5, "n").__enter__()
     assert never.value.param == "n"
-    with key.answers(3, "n"):
-        with pytest.raises(RateLimited, match="3 answers running") as refused, key.answers(2, "n"):
+    with key.count_choices(3, "n"):
+        with pytest.raises(RateLimited, match="3 answers running") as refused, key.count_choices(2, "n"):
             pass
         assert refused.value.retry_after_s
-        with key.answers(1, "n"):
-            assert key.num_answers == 4
-    assert key.num_answers == 0
-    with pytest.raises(ZeroDivisionError), key.answers(4, "n"):
+        with key.count_choices(1, "n"):
+            assert key.num_choices == 4
+    assert key.num_choices == 0
+    with pytest.raises(ZeroDivisionError), key.count_choices(4, "n"):
         raise ZeroDivisionError
-    assert key.num_answers == 0
+    assert key.num_choices == 0
 
 
 @settings(max_examples=200)
 @given(st.integers(1, 10**6), st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 100)), max_size=20))
-def test_who_waits_as_told_passes(per_minute: int, steps: list[tuple[int, float]]) -> None:
+def test_a_request_after_the_retry_time_passes(per_minute: int, steps: list[tuple[int, float]]) -> None:
     """Whatever came before, and in the precision that the wait is sent in."""
     clock = Clock()
     key = limits(clock, tokens_per_minute=per_minute)
@@ -111,7 +111,7 @@ def test_who_waits_as_told_passes(per_minute: int, steps: list[tuple[int, float]
             key.charge(amount)
 
 
-def test_only_known_keys_get_in(tmp_path: Path) -> None:
+def test_only_listed_keys_are_accepted(tmp_path: Path) -> None:
     secret = new_key()
     gone = entry("old", "or-old", expires=NOW - timedelta(seconds=1))
     access = access_of(tmp_path / "k", entry("me", secret, expires=NOW + timedelta(days=1)), gone)
@@ -141,12 +141,12 @@ def test_what_a_key_used_is_counted_by_its_name(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     access = Access(KeyRing(str(file), Clock()), registry)
     caller = access.caller("Bearer or-1")
-    caller.take_request()
+    caller.count_request()
     caller.charge(10 + 90)
     caller.settle(10 + 90, 10, 7)
-    caller.take_request()
+    caller.count_request()
     with pytest.raises(RateLimited):
-        caller.take_request()
+        caller.count_request()
     with pytest.raises(RateLimited):
         caller.charge(100)
     with pytest.raises(Unauthenticated):

@@ -76,7 +76,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
 async def test_long_texts_are_tokenised_on_a_thread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody], inline: bool
 ) -> None:
-    demand = parse_body(kind, body).demand("id")
+    demand = parse_body(kind, body).unchecked_request("id")
     await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert (threads == {threading.get_ident()}) is inline
     assert inline or threads
@@ -93,7 +93,7 @@ async def test_long_texts_are_tokenised_on_a_thread(
 async def test_a_text_that_cannot_fit_is_refused_unread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody]
 ) -> None:
-    demand = parse_body(kind, body).demand("id")
+    demand = parse_body(kind, body).unchecked_request("id")
     with pytest.raises(ContextExceeded, match=r"has (more than )?\d+ characters.*the context limit is 2048 tokens"):
         await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert not threads
@@ -106,7 +106,7 @@ async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> N
         b"",
         THREADS,
         config().max_body_bytes,
-        ChatSettings.of_config(config()),
+        ChatSettings.from_config(config()),
         counts=True,
     )
     assert len(await counting.encode("prompt", UNFIT, True)) > FACTS.context_limit
@@ -119,7 +119,7 @@ async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> N
 async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
     expected = tuple(TOKENIZER.encode(UNFIT)[-7:])
     for kind, body in ((CompletionBody, {"prompt": UNFIT}), (ChatBody, {"messages": [HELLO | {"content": UNFIT}]})):
-        demand = parse_body(kind, {**body, "truncate_prompt_tokens": 7}).demand("id")
+        demand = parse_body(kind, {**body, "truncate_prompt_tokens": 7}).unchecked_request("id")
         (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
         assert len(request.prompt_ids) == 7
         assert request.prompt_ids == expected or kind is ChatBody
@@ -137,7 +137,7 @@ async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
 async def test_a_text_that_needs_a_token_beyond_the_rows_is_refused_by_that_token(body: Any, name: str) -> None:
     last = max(range(TOKENIZER.vocab_size), key=lambda each: (TOKENIZER.token_text(each).isalpha(), each))
     demand = body(TOKENIZER.token_text(last).strip())
-    demand = demand if isinstance(demand, UncheckedRequest) else demand.demand("r-1")
+    demand = demand if isinstance(demand, UncheckedRequest) else demand.unchecked_request("r-1")
     facts = dataclasses.replace(FACTS, vocab_size=last)
     with pytest.raises(InvalidRequest, match=rf"^{name} needs the token '.*' \({last}\), .* up to {last - 1} alone"):
         await build_requests(demand, facts, reader(), config(), inline_checker())
@@ -147,7 +147,11 @@ async def test_without_a_template_chats_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(TOKENIZER, "template", None)
     with pytest.raises(InvalidRequest, match="no chat template"):
         await build_requests(
-            parse_body(ChatBody, {"messages": [HELLO]}).demand("id"), FACTS, reader(), config(), inline_checker()
+            parse_body(ChatBody, {"messages": [HELLO]}).unchecked_request("id"),
+            FACTS,
+            reader(),
+            config(),
+            inline_checker(),
         )
 
 
@@ -155,7 +159,7 @@ async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.Mon
     source = "{% for each in messages %}<{{ each.role }}>{{ each.content | trim }}</s>{% endfor %}"
     monkeypatch.setattr(TOKENIZER, "template", inline_template(source))
     asked = {"messages": [HELLO, {"role": "assistant", "content": "s "}], "continue_final_message": True}
-    demand = parse_body(ChatBody, {**asked, "add_generation_prompt": False}).demand("id")
+    demand = parse_body(ChatBody, {**asked, "add_generation_prompt": False}).unchecked_request("id")
     (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert TOKENIZER.decode(request.prompt_ids) == "<user>hello</s><assistant>s "
     monkeypatch.setattr(TOKENIZER, "template", inline_template("{{ messages[0].content }}"))
@@ -163,11 +167,11 @@ async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.Mon
         await build_requests(demand, FACTS, reader(), config(), inline_checker())
     for wrong in (asked, {"messages": [HELLO], "continue_final_message": True, "add_generation_prompt": False}):
         with pytest.raises(InvalidRequest, match="needs add_generation_prompt to be false and a last message of the"):
-            parse_body(ChatBody, wrong).demand("id")
+            parse_body(ChatBody, wrong).unchecked_request("id")
 
 
 @pytest.mark.parametrize("given", [None, True, False])
-async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_it_is_asked_for(
+async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_requested(
     monkeypatch: pytest.MonkeyPatch, given: bool | None
 ) -> None:
     encode, added = TOKENIZER.encode, []
@@ -179,6 +183,6 @@ async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_it_is_aske
 
     monkeypatch.setattr(TOKENIZER, "encode", told)
     for body, asked in ((CompletionBody, {"prompt": "hello"}), (ChatBody, {"messages": [HELLO]})):
-        demand = parse_body(body, {**asked, "add_special_tokens": given}).demand("id")
+        demand = parse_body(body, {**asked, "add_special_tokens": given}).unchecked_request("id")
         await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert added == [given is not False, given is True]

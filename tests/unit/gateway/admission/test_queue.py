@@ -84,7 +84,7 @@ async def test_places_are_held_by_weight() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_a_caller_with_two_streams_has_its_part_beside_many_with_one() -> None:
+async def test_a_caller_with_two_streams_has_its_share_among_many_with_one() -> None:
     """All ask again after each answer; the places are fewer than the callers."""
     places, got = queue_of(4), list[bytes]()
     callers = [b"two", b"two", *(b"%d" % index for index in range(8))]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.demand_checks import check_demand
+from gateway.admission.demand_checks import check_request
 from gateway.admission.prompts import PromptReader
 from gateway.admission.requests import build_requests
 from gateway.api.schemas.openai import CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.grammar_checker import GrammarChecker
-from gateway.grammars import of_regex
+from gateway.grammars import create_regex_grammar
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.scheduling import Scheduling
 from tests.checkers import InlinePool, inline_checker
@@ -27,9 +27,9 @@ def reader() -> PromptReader:
 async def test_a_grammar_is_checked_once_for_all_answers() -> None:
     pool = InlinePool()
     body = {"prompt": ["a", "b"], "n": 2, "structured_outputs": {"regex": "x+"}}
-    demand = parse_body(CompletionBody, body).demand("i")
+    demand = parse_body(CompletionBody, body).unchecked_request("i")
     requests = await build_requests(demand, FACTS, reader(), config(), GrammarChecker(pool))
-    assert [request.params.grammar for request in requests] == [of_regex("x+", "p")] * 4
+    assert [request.params.grammar for request in requests] == [create_regex_grammar("x+", "p")] * 4
     assert pool.num_run == 1
 
 
@@ -38,7 +38,7 @@ async def test_a_grammar_is_checked_once_for_all_answers() -> None:
     [({"num_draft_tokens": 17}, "num_draft_tokens is 17"), ({"tree": "4x2x1"}, "tree is 4x2x1, 20 nodes")],
 )
 async def test_an_operator_bounds_what_a_request_may_have_drafted(asked: dict[str, object], shown: str) -> None:
-    demand = parse_body(CompletionBody, {"prompt": "x", "speculation": asked}).demand("id")
+    demand = parse_body(CompletionBody, {"prompt": "x", "speculation": asked}).unchecked_request("id")
     await build_requests(demand, FACTS, reader(), config(), inline_checker())
     with pytest.raises(InvalidRequest, match=f"{shown}, and at most 16 tokens are drafted; .* max_draft_tokens"):
         await build_requests(demand, FACTS, reader(), config(max_draft_tokens=16), inline_checker())
@@ -84,12 +84,12 @@ async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) 
     assert caught.value.param == "prediction.content"
 
 
-async def test_a_request_says_whom_it_is_for_and_how_it_stands_among_others() -> None:
+async def test_a_request_has_a_caller_and_a_priority() -> None:
     """An API key goes before a salt, by which callers are told apart where there are no keys."""
 
     async def scheduling(key_name: str | None, **body: Any) -> Scheduling:
-        demand = parse_body(CompletionBody, {"prompt": "x", **body}).demand("id")
-        check_demand(demand, [FACTS])
+        demand = parse_body(CompletionBody, {"prompt": "x", **body}).unchecked_request("id")
+        check_request(demand, [FACTS])
         (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker(), key_name, 2.0)
         return request.scheduling
 

@@ -29,7 +29,7 @@ def test_an_error_has_the_form_of_its_api(path: str, is_anthropic: bool) -> None
     assert error.get("param") == (None if is_anthropic else "n")
 
 
-def test_headers_say_how_to_get_in_and_when_to_come_again() -> None:
+def test_headers_have_the_authentication_scheme_and_the_retry_time() -> None:
     assert error_response(Unauthenticated("who?"), "/v1/chat").headers["www-authenticate"] == "Bearer"
     error = InvalidRequest("later")
     assert "retry-after" not in error_response(error, "/v1/chat").headers

@@ -42,7 +42,7 @@ async def test_what_clients_send_passes(name: str) -> None:
         (b"[" * (MAX_OBJECTS + 1), f"more than {MAX_OBJECTS} lists, objects and fields"),
     ],
 )
-async def test_the_refusal_says_which_limit(body: bytes, shown: str) -> None:
+async def test_the_refusal_names_the_limit(body: bytes, shown: str) -> None:
     with pytest.raises(RequestTooLarge, match=shown):
         await check_values(body, 1000)
 

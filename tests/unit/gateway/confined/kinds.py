@@ -34,8 +34,8 @@ async def rendered(template: str | Tokenizer, messages: list[dict[str, Any]], **
         tokenizer = TOKENIZER
         tokenizer.template = inline_template(template, tokenizer.special_tokens)
     assert isinstance(tokenizer, Tokenizer)
-    (chat,) = parse_body(ChatBody, {"messages": messages, **body}).demand("id").prompts
-    settings = ChatSettings.of_config(config())
+    (chat,) = parse_body(ChatBody, {"messages": messages, **body}).unchecked_request("id").prompts
+    settings = ChatSettings.from_config(config())
     reader = PromptReader(tokenizer, 2048, b"", TextThreads(), 1 << 20, settings)
     return await reader.render("messages", chat)
 

@@ -85,7 +85,7 @@ async def test_what_a_process_keeps_does_not_count_against_the_next() -> None:
         assert len(set(pids)) == 4
 
 
-async def test_a_process_that_is_killed_while_it_is_idle_costs_nobody_an_answer() -> None:
+async def test_a_process_killed_while_idle_fails_no_request() -> None:
     async with pool_of() as pool:
         pid = await pool.run(b"", {"kind": "pid"})
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # sent to all processes of a service
@@ -133,7 +133,7 @@ async def test_a_process_that_cannot_start_is_tried_again_while_a_request_waits(
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_a_grant_in_the_turn_of_a_timeout_is_not_lost(
+async def test_a_grant_at_the_moment_of_a_timeout_is_not_lost(
     is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.confined.pool.MAX_WAIT_S", 0.01)

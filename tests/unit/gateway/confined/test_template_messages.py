@@ -112,7 +112,7 @@ async def test_messages_go_through_templates_as_in_transformers(name: str, offer
     path = DEMO / "chat_template.jinja" if name == "demo" else TEMPLATES / f"{name}.jinja"
     source = path.read_text(encoding="utf-8")
     body = {"messages": MESSAGES, "reasoning_effort": "low", "tools": TOOLS if offered else []}
-    chat = parse_body(ChatBody, body).demand("id").prompts[0]
+    chat = parse_body(ChatBody, body).unchecked_request("id").prompts[0]
     told = [tool.for_template() for tool in chat.tools.tools]
     text = await inline_template(source).render(chat.messages, True, chat.template_kwargs, told, max_chars=1 << 20)
     plain = json.loads(json.dumps(MESSAGES))
@@ -142,12 +142,12 @@ async def test_messages_go_through_templates_as_in_transformers(name: str, offer
         ("{{ raise_exception('This model judges pairs of messages.') }}", True),
     ],
 )
-def test_a_template_that_writes_the_text_alone_marks_no_turns(source: str, marks: bool) -> None:
-    assert inline_template(source).marks_turns is marks
+def test_a_template_that_writes_the_text_alone_marks_no_roles(source: str, marks: bool) -> None:
+    assert inline_template(source).marks_roles is marks
 
 
 async def test_the_template_named_tool_use_is_taken_for_tools() -> None:
     template = inline_template("plain", tool_use="{{ tools[0].function.name }}")
     assert await template.render([], True, {}, max_chars=100) == "plain"
     assert await template.render([], True, {}, [ADD.for_template()], max_chars=100) == "add-2"
-    assert template.takes_tools and not inline_template("{{ messages }} tools").takes_tools
+    assert template.accepts_tools and not inline_template("{{ messages }} tools").accepts_tools

@@ -66,7 +66,7 @@ def written(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", NULLS)
-async def test_null_beside_calls_is_an_empty_text(kind: str) -> None:
+async def test_null_with_calls_is_an_empty_text(kind: str) -> None:
     template = loop(NULLS[kind] + CALLS)
     chat = [USER, CALLED, RESULT, USER]
     text = await rendered(template, written(chat))
@@ -74,7 +74,7 @@ async def test_null_beside_calls_is_an_empty_text(kind: str) -> None:
     assert "None" not in text and "nothing" not in text
 
 
-async def test_null_stays_null_for_a_template_that_looks_for_calls_beside_it() -> None:
+async def test_null_stays_null_for_a_template_that_looks_for_calls_with_it() -> None:
     """`apply_chat_template` leaves null out, and such a template then finds no call: what is below it does not."""
     chat = [USER, {**CALLED, "content": None}, RESULT]
     (theirs,), _ = render_jinja_template([chat], chat_template=CALLS_BESIDE_NULL)
@@ -144,14 +144,14 @@ async def test_documents_go_to_a_template_that_has_a_place_for_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
-async def test_reasoning_is_found_under_the_name_that_a_template_asks_for(name: str) -> None:
+async def test_reasoning_has_the_name_that_a_template_reads(name: str) -> None:
     template = loop("{% if m." + name + " %}<think>{{ m." + name + " }}</think>{% endif %}{{ m.content }}" + CALLS)
     theirs = {**CALLED, "reasoning_content": "A tool knows.", name: "A tool knows."}
     text = await rendered(template, written([USER, {**CALLED, "reasoning_content": "A tool knows."}, RESULT]))
     assert text == expected(template, [USER, theirs, RESULT]) and "<think>A tool knows.</think>" in text
 
 
-async def test_reasoning_is_left_out_where_a_template_refuses_it_beside_text_and_calls() -> None:
+async def test_reasoning_is_left_out_where_a_template_refuses_it_with_text_and_calls() -> None:
     refusing = "{% if m.thinking and m.content %}{{ raise_exception('not both') }}{% endif %}"
     template = loop(refusing + "{{ m.thinking }}{{ m.content }}" + CALLS)
     said = {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hm.", "tool_calls": [CALL]}

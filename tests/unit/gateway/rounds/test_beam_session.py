@@ -22,4 +22,4 @@ def test_levels_are_resent_to_a_slot_that_is_opened_again() -> None:
     assert (session.committed_len, session.max_draft_tokens()) == (len(PROMPT) + 3, 8 - 3 - 1)
     assert list(session.open_message().committed_ids) == list(PROMPT)
     assert session.resumed(session.committed_len) == {"base_len": len(PROMPT), "levels": LEVELS}
-    assert session.news(len(PROMPT) + 1) == {"base_len": len(PROMPT) + 1, "levels": LEVELS[1:]}
+    assert session.fields_after(len(PROMPT) + 1) == {"base_len": len(PROMPT) + 1, "levels": LEVELS[1:]}

@@ -289,7 +289,7 @@ async def test_a_request_whose_time_is_up_fails() -> None:
     assert answer.target.names[-1] == answer.draft.names[-1] == "close"
 
 
-async def test_targets_that_keep_losing_a_request_are_not_asked_for_ever() -> None:
+async def test_a_request_that_targets_keep_losing_is_not_retried_for_ever() -> None:
     answer = Answer()
     async with answer.begun() as first:
         for _ in range(9):

@@ -35,7 +35,7 @@ from tests.unit.gateway.scripted_workers import ScriptedDraft, verdict_of
         (Drafter.LOOKUP, "small"),
     ],
 )
-def test_a_request_is_given_a_draft_of_the_kind_that_it_asks_for(drafter: Drafter, name: str) -> None:
+def test_a_request_gets_a_draft_of_the_drafter_that_it_names(drafter: Drafter, name: str) -> None:
     """However many have that one already; +model leaves only the model to a draft; else a model is the best guess."""
     model = mixed()
     model.drafts[name].num_requests = 20
@@ -100,7 +100,7 @@ class Side:
         return None if self.drafting.member is None else self.drafting.member.name
 
 
-def test_a_draft_is_opened_once_and_told_what_was_committed_since() -> None:
+def test_a_draft_is_opened_once_and_then_sent_committed_tokens() -> None:
     side = Side()
     for num_tokens in (0, 3, 2):
         side.goes_on(num_tokens=num_tokens, has_drafts=True)
@@ -116,7 +116,7 @@ def test_a_draft_is_opened_once_and_told_what_was_committed_since() -> None:
     assert draft.names[-1] == "close" and side.model.drafts["draft-0"].num_requests == 0
 
 
-def test_a_draft_that_is_behind_is_told_again_from_what_it_knows() -> None:
+def test_a_draft_that_is_behind_is_sent_all_after_its_last_token() -> None:
     side = Side()
     side.goes_on()
     side.goes_on(num_tokens=3, has_drafts=True)
@@ -138,7 +138,7 @@ def test_a_slot_that_is_gone_is_opened_again(code: pb.WorkerErrorCode) -> None:
     assert side.drafts[0].num_dropped == (code == pb.WORKER_ERROR_CODE_STALE_EPOCH)
 
 
-def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_it_is() -> None:
+def test_a_draft_without_a_free_slot_is_not_used_before_its_next_report() -> None:
     side = Side()
     side.goes_on()
     side.drafts[0].fails(pb.WORKER_ERROR_CODE_EXHAUSTED)
@@ -146,7 +146,7 @@ def test_a_draft_without_a_free_slot_is_not_asked_again_before_it_has_said_how_i
     for _ in range(5):
         side.goes_on(num_tokens=1)
     assert (len(side.drafts[0].sent), side.name, side.model.drafts["draft-0"].num_requests) == (num_sent, None, 0)
-    side.model.drafts["draft-0"].heard(INFO)
+    side.model.drafts["draft-0"].update_load(INFO)
     side.goes_on(num_tokens=1)
     assert side.name == "draft-0" and side.drafts[0].names[-2:] == ["open", "advance"]
 
@@ -168,7 +168,7 @@ def test_the_only_draft_is_kept_until_it_has_failed_three_times(monkeypatch: pyt
     assert side.name is None, f"it is left alone for {FIRST_PAUSE_S} s"
 
 
-def test_an_unused_draft_is_told_now_and_then() -> None:
+def test_an_unused_draft_is_tried_now_and_then() -> None:
     side, num_noted = Side(), TRIAL + 4
     side.goes_on()
     for _ in range(num_noted):

@@ -89,7 +89,7 @@ async def test_a_prediction_goes_before_who_else_drafts(
     assert all(not each.prediction_ids for each in draft.all_of("open"))
 
 
-def test_what_may_be_asked_for_is_what_workers_say() -> None:
+def test_requests_may_name_what_workers_report() -> None:
     target, draft = connection(*NGRAM), connection_of()
     model = served_model({"target-0": link_of(target, target.info)}, {"draft-0": link_of(draft)})
     assert model.facts().drafters == (Drafter.MODEL, *NGRAM, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL)

@@ -42,7 +42,7 @@ def test_a_stop_id_is_a_token_and_no_text(tokenizer: Tokenizer) -> None:
     output = apply(session, ids, finish_reason=pb.FINISH_REASON_STOP)
     assert output.text_delta == tokenizer.decode(ids[:-1])
     assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, ids[-1])
-    assert session.finished and session.committed == [*PROMPT, *ids]
+    assert session.is_finished and session.committed == [*PROMPT, *ids]
     assert output.usage is not None and output.usage.num_completion_tokens == len(ids)
 
 
@@ -55,7 +55,7 @@ def test_a_stop_string_cuts_what_the_target_has_committed(tokenizer: Tokenizer) 
     assert output.usage is not None and output.usage.num_completion_tokens == num_kept < len(ids)
 
 
-def test_what_is_accepted_behind_the_end_is_told_apart(tokenizer: Tokenizer) -> None:
+def test_tokens_accepted_behind_the_end_are_counted_apart(tokenizer: Tokenizer) -> None:
     session, ids = session_of(tokenizer), tokenizer.encode("the quick")
     apply(session, ids[:1])
     output = apply(
@@ -79,7 +79,7 @@ def test_text_that_might_have_been_a_stop_comes_with_the_end(tokenizer: Tokenize
     assert (last.text_delta, last.finish_reason, last.stop_reason) == ("quick r", FinishReason.LENGTH, None)
 
 
-def test_what_a_verdict_explains_is_told_with_texts_to_who_asks(tokenizer: Tokenizer) -> None:
+def test_explanations_have_texts_where_requested(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("the quick brown fox")
     rejection = pb.Rejection(
         parent=0,
@@ -118,7 +118,7 @@ def test_usage_adds_up_over_rounds(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("first", "told"), [(3, 3), (0, 0), (99, 5)])
-def test_the_first_verdict_says_what_was_cached(first: int, told: int) -> None:
+def test_the_first_verdict_has_the_number_of_cached_tokens(first: int, told: int) -> None:
     """A slot that is opened again finds what this answer itself has left there. Never more than the prompt."""
     request = GenerationRequest(
         "r", "m", (5, 6, 7, 8, 9), SamplingParams(max_tokens=2), cache_salt=b"s", corpus_id=b"c"

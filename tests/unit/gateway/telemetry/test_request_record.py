@@ -68,7 +68,7 @@ def test_a_name_that_could_harm_a_log_is_not_taken(told: str | None) -> None:
     assert request_id != request_id_of(told, "cmpl")[0]
 
 
-def test_one_line_says_what_the_request_was_and_how_it_ended(lines: pytest.LogCaptureFixture) -> None:
+def test_one_line_logs_the_request_and_its_end(lines: pytest.LogCaptureFixture) -> None:
     with RequestRecords().record("req-1", "chat", None):
         record = current_record()
         record.key, record.model, record.num_prompt_tokens = "alice", "m", 3

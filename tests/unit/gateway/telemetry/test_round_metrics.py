@@ -25,7 +25,7 @@ def tokenizer() -> Tokenizer:
     ("drafter", "kind"),
     [("", TokenKind.FORCED), ("prediction", TokenKind.PREDICTED), ("ngram", TokenKind.ACCEPTED)],
 )
-def test_accepted_tokens_are_told_apart_and_count_alike(tokenizer: Tokenizer, drafter: Any, kind: TokenKind) -> None:
+def test_accepted_tokens_are_counted_by_kind(tokenizer: Tokenizer, drafter: Any, kind: TokenKind) -> None:
     session, ids = session_of(tokenizer), tokenizer.encode("the quick brown fox")
     verdict = tpb.Verdict(
         committed_len=3,

@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.generation import ChoiceUsage, FinishReason
-from gateway.telemetry.vllm_names import FAILED, LEFT, ChoiceSeries, ChoiceTimes, ModelLoad, VllmNames
+from gateway.telemetry.vllm_names import ABORTED, FAILED, ChoiceSeries, ChoiceTimes, ModelLoad, VllmNames
 from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.samples import total
 from tests.stack import parse_metrics
@@ -84,7 +84,7 @@ def test_what_answers_took(metrics: GatewayMetrics, ended: ChoiceSeries) -> None
     usage = ChoiceUsage(num_prompt_tokens=7, num_completion_tokens=5)
     ended.note("chat", FinishReason.LENGTH, usage, ChoiceTimes(10.0, 10.5, 12.5, 16.5, 5))
     ended.note_pause("chat", 2.0)
-    ended.note_failure("chat", LEFT)
+    ended.note_failure("chat", ABORTED)
     samples = parse_metrics(text_of(metrics))
     sums = {
         name: total(samples, f"vllm:{name}_sum")
@@ -102,7 +102,7 @@ def test_what_answers_took(metrics: GatewayMetrics, ended: ChoiceSeries) -> None
         )
     }
     assert list(sums.values()) == [6.5, 0.5, 2.0, 4.0, 6.0, 1.0, 2.0, 7, 5, 5]
-    reasons = ("stop", "length", LEFT, FAILED)
+    reasons = ("stop", "length", ABORTED, FAILED)
     assert [total(samples, "vllm:request_success_total", finished_reason=each) for each in reasons] == [0, 1, 1, 0]
 
 
@@ -114,7 +114,7 @@ def test_what_answers_took(metrics: GatewayMetrics, ended: ChoiceSeries) -> None
         ("vllm:kv_cache_usage_perc", 0.25),
     ],
 )
-def test_an_endpoint_picker_finds_what_its_flags_ask_for_by_default(
+def test_an_endpoint_picker_finds_the_series_of_its_default_flags(
     metrics: GatewayMetrics, ended: ChoiceSeries, name: str, value: float
 ) -> None:
     """It parses the text into families, takes a gauge by its name and then the newest sample, which is the last where

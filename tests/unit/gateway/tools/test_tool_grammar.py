@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.grammars import of_schema
+from gateway.grammars import create_schema_grammar
 from gateway.rounds.detokenizer import Detokenizer
 from gateway.tokenizer import Tokenizer
 from gateway.tools.call_families import FAMILIES, HERMES, CallFamily
@@ -95,7 +95,7 @@ def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_schema_of_answers_leaves_calls_or_such_an_answer(family: CallFamily) -> None:
-    answer = of_schema(
+    answer = create_schema_grammar(
         {"properties": {"x": {"type": "null"}, "name": {"type": "string"}}, "required": ["x"]}, "", strict=False
     )
     _, grammar = planned(offer_of([WEATHER, ADD], "auto", None), answer=answer, family=family)
@@ -119,7 +119,7 @@ def test_reasoning_comes_before_what_is_bound(control: bool) -> None:
     _, grammar = planned(offer_of([WEATHER], "auto", None), source, control, prompt="<think>")
     assert takes(grammar, f"{begun}text", control) and takes(grammar, f"{begun}text {calls}", control)
     assert not takes(grammar, begun + calls.replace("Rome", "Oslo"), control)
-    answer = of_schema({"type": "integer"}, "x", strict=False)
+    answer = create_schema_grammar({"type": "integer"}, "x", strict=False)
     _, grammar = planned(ToolOffer(), source, control, prompt="<think>", answer=answer)
     assert takes(grammar, f"{begun}12", control) and not takes(grammar, f"{begun}twelve", control)
     ended = "assistant\n<think>\n\n</think>\n\n"
@@ -165,7 +165,7 @@ def test_a_mark_counts_by_its_text_for_reader_and_grammar_alike(parts: tuple[str
         return bool(LLMatcher(guide, tool_grammar(request)).try_consume_tokens(ids) == len(ids))
 
     ended = spelt(tokenizer, parts, "</think>")
-    answer = of_schema({"type": "integer"}, "x", strict=False)
+    answer = create_schema_grammar({"type": "integer"}, "x", strict=False)
     assert allows(ToolOffer(), answer, ended, "12") and not allows(ToolOffer(), answer, ended, "twelve")
     offer, called = offer_of([WEATHER], "auto", None), spelt(tokenizer, parts, "<tool_call>")
     call = written(HERMES, [ROME]).removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
@@ -180,7 +180,7 @@ def test_a_mark_inside_a_window_of_drafts_binds_what_is_drafted_behind_it(parts:
     tokenizer = Tokenizer(data.to_str(), {}, inline_template("</think>"))
     reading = reading_of(ToolOffer(), tokenizer, "<think>")
     assert reading is not None
-    answer = of_schema(
+    answer = create_schema_grammar(
         {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, "", strict=False
     )
     request = grammar_request(ToolOffer(), reading, tokenizer, answer)

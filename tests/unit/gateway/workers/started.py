@@ -65,4 +65,4 @@ class Parts:
         """Return the targets whose requests the head may be given."""
         head = cast(DraftMember, self.pools.members["c"])
         targets = [cast(TargetMember, self.pools.members[name]) for name in "ab"]
-        return [target.name for target in targets if head.serves(target)]
+        return [target.name for target in targets if head.can_serve(target)]

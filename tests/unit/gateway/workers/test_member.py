@@ -24,7 +24,7 @@ def member() -> Member:
 def says(member: Member, num_slots_in_use: int) -> None:
     link: Any = member.link
     link.info = pb.WorkerInfo(num_slots=NUM_SLOTS, num_slots_in_use=num_slots_in_use)
-    member.heard(link.info)
+    member.update_load(link.info)
 
 
 def attach(member: Member, count: int) -> None:
@@ -37,9 +37,9 @@ def test_a_slot_that_is_given_back_is_free_at_once(member: Member) -> None:
     assert member.load.num_requests == 0
     attach(member, NUM_SLOTS)
     says(member, NUM_SLOTS)
-    assert member.load.full
+    assert member.load.is_full
     member.detach()
-    assert (member.load.num_requests, member.load.full) == (NUM_SLOTS - 1, False)
+    assert (member.load.num_requests, member.load.is_full) == (NUM_SLOTS - 1, False)
 
 
 def test_slots_that_it_counted_just_before_they_were_given_back_are_not_others(member: Member) -> None:
@@ -50,24 +50,24 @@ def test_slots_that_it_counted_just_before_they_were_given_back_are_not_others(m
     says(member, NUM_SLOTS)
     assert member.load.num_requests == NUM_SLOTS - 3
     says(member, NUM_SLOTS)
-    assert member.load.full, "by now it knows of them: the others are others'"
+    assert member.load.is_full, "by now it knows of them: the others are others'"
 
 
-def test_slots_of_others_count_beside_those_that_come(member: Member) -> None:
+def test_slots_of_other_gateways_are_added_to_our_own(member: Member) -> None:
     attach(member, 1)
     says(member, 6)
     assert member.load.num_requests == 6
     attach(member, 2)
-    assert (member.load.num_requests, member.load.full) == (8, True)
+    assert (member.load.num_requests, member.load.is_full) == (8, True)
     says(member, 3)
     assert member.load.num_requests == 3
 
 
-def test_a_slot_that_is_refused_makes_it_full_until_it_says_how_it_is(member: Member) -> None:
+def test_a_refused_slot_makes_a_worker_full_until_its_next_report(member: Member) -> None:
     says(member, 2)
     attach(member, 1)
-    assert not member.load.full
+    assert not member.load.is_full
     member.note_exhausted()
-    assert member.load.full
+    assert member.load.is_full
     says(member, 2)
-    assert not member.load.full
+    assert not member.load.is_full

@@ -29,7 +29,7 @@ def member(spec: MemberSpec, state: State) -> Any:
         name=spec.name,
         state=state,
         connection=connection,
-        draining=spec.draining or state is State.DRAINING,
+        is_draining=spec.is_draining or state is State.DRAINING,
         health=health,
         num_requests=3,
     )
@@ -62,7 +62,7 @@ GONE = None
 
 
 def listed(state: State, *, draining: bool = False) -> tuple[MemberSpec, State]:
-    return MemberSpec("chat-0", "chat", "target", "h:1", draining=draining), state
+    return MemberSpec("chat-0", "chat", "target", "h:1", is_draining=draining), state
 
 
 SERVING, LOST = listed(State.SERVING), listed(State.LOST)

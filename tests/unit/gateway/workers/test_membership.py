@@ -79,7 +79,7 @@ def test_a_registrys_message() -> None:
     )
     found = from_proto(message)
     assert found.pools == (PoolSpec("chat", "target"), PoolSpec("small", "draft", serves=("chat",)))
-    assert [(m.name, m.is_starting, m.draining) for m in found.members] == [
+    assert [(m.name, m.is_starting, m.is_draining) for m in found.members] == [
         ("a", False, False),
         ("b", False, True),
         ("c", True, False),

@@ -34,7 +34,7 @@ class Dns:
 async def test_every_address_of_a_name_is_a_member_now_and_later() -> None:
     dns = Dns("chat=dns:///targets:7200", "small=dns:///drafts:7100;fixed=10.0.9.9:7100")
     dns.addresses = {"targets": ["10.0.0.1", "fd00::2"], "drafts": []}
-    await dns.workers.look()
+    await dns.workers.look_up()
     fixed = ("draft-fixed-0", "10.0.9.9:7100", "")
     targets = [
         ("chat-10.0.0.1:7200", "10.0.0.1:7200", "10.0.0.1:7200"),
@@ -46,10 +46,10 @@ async def test_every_address_of_a_name_is_a_member_now_and_later() -> None:
         ("small", "draft", ("chat",)),
         ("fixed", "draft", ("chat",)),
     ]
-    await dns.workers.look()
+    await dns.workers.look_up()
     assert len(dns.told) == 1, "nothing has changed"
     dns.addresses["drafts"] = ["10.0.1.1"]
-    await dns.workers.look()
+    await dns.workers.look_up()
     assert dns.members() == [*targets, ("small-10.0.1.1:7100", "10.0.1.1:7100", ""), fixed]
 
 
@@ -57,25 +57,25 @@ async def test_every_address_of_a_name_is_a_member_now_and_later() -> None:
 async def test_a_member_that_its_name_has_lost_goes_once_its_stream_ends(gone: list[str] | OSError) -> None:
     dns = Dns("dns:///targets:7200")
     dns.addresses["targets"] = ["10.0.0.1", "10.0.0.2"]
-    await dns.workers.look()
+    await dns.workers.look_up()
     dns.connected.add("target-10.0.0.1:7200")
     dns.addresses["targets"] = gone
-    await dns.workers.look()
+    await dns.workers.look_up()
     assert "target-10.0.0.1:7200" in {name for name, *_ in dns.members()}
     dns.connected.clear()
-    await dns.workers.look()
+    await dns.workers.look_up()
     assert "target-10.0.0.1:7200" not in {name for name, *_ in dns.members()}
 
 
-async def test_a_name_server_that_does_not_answer_says_nothing_of_the_workers(
+async def test_a_name_server_that_does_not_answer_removes_no_workers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dns = Dns("dns:///targets:7200")
     dns.addresses["targets"] = ["10.0.0.1"]
-    await dns.workers.look()
+    await dns.workers.look_up()
     dns.addresses["targets"] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-    await dns.workers.look()
-    await dns.workers.look()
+    await dns.workers.look_up()
+    await dns.workers.look_up()
     assert dns.members() == [("target-10.0.0.1:7200", "10.0.0.1:7200", "10.0.0.1:7200")]
     assert [record.message for record in caplog.records] == [
         "targets cannot be looked up: [Errno -3] Temporary failure in name resolution; "

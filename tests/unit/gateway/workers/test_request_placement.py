@@ -65,7 +65,7 @@ def test_full_and_silent_targets_are_left_out_while_there_are_others() -> None:
     for worse in (
         replace(preferred, num_requests=64),
         replace(preferred, kv_share=0.99),
-        replace(preferred, silent=True),
+        replace(preferred, is_silent=True),
     ):
         assert choose_target(KEYS[0], [worse, second]) == second.name
         assert choose_target(KEYS[0], [worse]) == worse.name, "it waits there"
@@ -86,6 +86,6 @@ def test_a_draft_is_the_one_with_the_fewest_requests_then_the_nearest() -> None:
     far, near = WorkerLoad("far", 1, 64, rtt_s=0.01), WorkerLoad("near", 1, 64, rtt_s=0.001)
     assert choose_draft([far, near]) == "near"
     assert choose_draft([far, replace(near, num_requests=2)]) == "far"
-    assert choose_draft([far, replace(near, silent=True)]) == "far"
+    assert choose_draft([far, replace(near, is_silent=True)]) == "far"
     assert choose_draft([replace(near, num_requests=64)]) is None, "no slot: plain steps are better than a queue"
     assert choose_draft([]) is None

@@ -31,7 +31,7 @@ def labels_in(metrics: GatewayMetrics) -> set[str]:
     return {sample.labels["draft"] for sample in samples}
 
 
-def test_two_folders_of_one_name_are_told_apart_by_their_pools() -> None:
+def test_two_folders_of_one_name_are_labelled_by_their_pools() -> None:
     drafts = {"a": draft("a", "small", path="/a/small"), "b": draft("b", "other")}
     series, _ = series_of(drafts)
     assert [series.label_of(each) for each in drafts.values()] == ["small", "other"]
@@ -39,7 +39,7 @@ def test_two_folders_of_one_name_are_told_apart_by_their_pools() -> None:
     assert [series.label_of(drafts[name]) for name in "abc"] == ["small@x", "other", "small@y"]
 
 
-def test_rounds_without_a_draft_are_those_of_the_draft_that_connected_last() -> None:
+def test_rounds_without_a_draft_count_for_the_last_connected_draft() -> None:
     drafts: dict[str, DraftMember] = {}
     series, metrics = series_of(drafts)
     assert series.label_of(None) == ""
@@ -48,7 +48,7 @@ def test_rounds_without_a_draft_are_those_of_the_draft_that_connected_last() -> 
     assert series.label_of(None) == "small" and labels_in(metrics) == {"small"}, "before any round"
 
 
-def test_the_counts_of_the_last_drafts_that_left_stay_and_those_of_none_go() -> None:
+def test_the_counts_of_the_last_removed_drafts_stay() -> None:
     drafts: dict[str, DraftMember] = {}
     series, metrics = series_of(drafts)
     drafts["a"] = draft("a", "unused")

@@ -27,7 +27,7 @@ def worker_info(trees: bool, context_limit: int = 512, num_kv_blocks: int = 100)
 @pytest.mark.parametrize(
     ("trees", "refused"), [((True, True), None), ((False, True), "target"), ((True, False), "draft")]
 )
-def test_what_the_workers_say_decides_what_is_offered(trees: tuple[bool, bool], refused: str | None) -> None:
+def test_reports_of_the_workers_decide_the_offer(trees: tuple[bool, bool], refused: str | None) -> None:
     connection, draft = connection_of(), connection_of()
     connection.info, draft.info = (worker_info(each) for each in trees)
     why = served_model({"t": link_of(connection)}, {"d": link_of(draft)}).facts().no_trees
@@ -56,7 +56,7 @@ async def test_a_head_is_paired_with_each_target_on_its_own(pools: Pools) -> Non
     assert (parts.asked[2:], parts.served()) == ([("a:1", 9)], ["a", "b"]), "each life is asked of"
 
 
-async def test_two_models_of_one_short_name_are_told_apart_or_refused(pools: Pools) -> None:
+async def test_two_models_of_one_short_name_are_distinguished_or_refused(pools: Pools) -> None:
     pools.update(Membership((CHAT, CODE, PoolSpec("more", "target")), ()))
     chat, code, more = (pools.models[name] for name in ("chat", "code", "more"))
     for model, path in ((chat, "/a/model"), (code, "/b/model")):

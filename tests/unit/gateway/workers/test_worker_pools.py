@@ -29,9 +29,9 @@ async def test_members_come_and_go_with_the_membership(pools: Pools) -> None:
     assert (set(chat.drafts), set(code.drafts)) == ({"c"}, {"c", "d"})
     kept, shared = chat.targets["a"], chat.drafts["c"]
     assert shared is code.drafts["c"]
-    pools.update(Membership((CHAT, CODE, SMALL), members("chat/a", "code/b", "code/e", "small/c", draining=True)))
+    pools.update(Membership((CHAT, CODE, SMALL), members("chat/a", "code/b", "code/e", "small/c", is_draining=True)))
     assert chat.targets["a"] is kept, "its link goes on"
-    assert kept.draining
+    assert kept.is_draining
     assert set(code.targets) == {"b", "e"}
     assert set(code.drafts) == {"c"}
     pools.update(
@@ -52,11 +52,11 @@ async def test_one_pool_that_can_be_served_makes_a_gateway_ready(pools: Pools) -
     assert coordinator.ready() == "no target at 127.0.0.1:9: not connected; no target at 127.0.0.1:9: not connected"
     pools.members["a"].link._connection = cast(Any, connection_of())
     assert coordinator.ready() is None
-    pools.members["a"].spec = replace(pools.members["a"].spec, draining=True)
+    pools.members["a"].spec = replace(pools.members["a"].spec, is_draining=True)
     assert coordinator.ready() is not None
 
 
-async def test_what_does_not_start_again_is_said_with_the_reason(pools: Pools) -> None:
+async def test_a_failed_restart_is_reported_with_the_reason(pools: Pools) -> None:
     why = "model is 'llama', and there is no such folder"
     away = {"is_starting": True, "address": "", "why": why}
     pools.update(Membership((CHAT, SMALL), members("chat/a", "chat/b", "small/c", **away)))

@@ -50,5 +50,5 @@ def test_files_of_tls_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         create_tls_context(tmp_path / "none.pem", None, None)
 
 
-def test_nobody_there_leaves_the_address_as_it_is() -> None:
+def test_no_server_leaves_the_address_as_it_is() -> None:
     assert gateway_url("127.0.0.1:1", ConnectOptions()) == "http://127.0.0.1:1"

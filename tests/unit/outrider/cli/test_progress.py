@@ -22,12 +22,12 @@ def test_a_stage_prints_its_beginning_a_line_now_and_then_and_its_end(monkeypatc
     clock, out = Clock(), io.StringIO()
     monkeypatch.setattr(progress, "time", clock)
     with StageProgress(Console(file=out, width=80)) as shown:
-        shown.tell("texts", "", 0, 3)
-        shown.tell("texts", "too soon", 1, 3)
-        shown.tell("steps", "loss [2]", 1, 9, " s")
+        shown.show("texts", "", 0, 3)
+        shown.show("texts", "too soon", 1, 3)
+        shown.show("steps", "loss [2]", 1, 9, " s")
         clock.now_s += LINE_EVERY_S
-        shown.tell("texts", "due", 2, 3)
-        shown.tell("texts", "", 3, 3)
+        shown.show("texts", "due", 2, 3)
+        shown.show("texts", "", 3, 3)
     assert out.getvalue().splitlines() == [
         *("texts: 0 of 3", "steps: 1 of 9 s, loss [2]"),
         *("texts: 2 of 3, due", "texts: 3 of 3"),

@@ -53,7 +53,7 @@ def test_sync_stream_left_early_cancels_at_the_server(gateway: ScriptedGateway) 
         assert list(stream) == []
 
 
-def test_sync_client_closes_twice_and_says_so_afterwards(gateway: ScriptedGateway) -> None:
+def test_sync_client_closes_twice_and_then_raises(gateway: ScriptedGateway) -> None:
     client = Client(gateway.address)
     stream = client.stream("hello")
     next(stream)

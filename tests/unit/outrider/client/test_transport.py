@@ -39,7 +39,7 @@ def test_an_async_client_belongs_to_one_loop(gateway: ScriptedGateway) -> None:
         first.run(client.aclose())
 
 
-def test_a_process_forked_while_a_client_is_connected_is_told_so_at_its_first_call(gateway: ScriptedGateway) -> None:
+def test_the_first_call_of_a_process_forked_from_a_connected_client_raises(gateway: ScriptedGateway) -> None:
     script = (
         "import asyncio, os\n"
         "from outrider.client import AsyncClient, Client, OutriderError\n"

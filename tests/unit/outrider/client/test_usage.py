@@ -36,5 +36,5 @@ def test_choices_share_a_prompt_and_a_seed() -> None:
         (NONE, "nothing was drafted"),
     ],
 )
-def test_it_says_how_drafts_fared_or_why_there_were_none(usage: Usage, said: str) -> None:
+def test_usage_shows_accepted_drafts_or_why_there_were_none(usage: Usage, said: str) -> None:
     assert usage.describe() == said

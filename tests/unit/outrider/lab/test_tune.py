@@ -72,7 +72,7 @@ def test_what_cannot_be_is_refused_at_once(args: tuple[str, ...], words: tuple[s
     refused(tuned(*args), *words)
 
 
-def test_nobody_there() -> None:
+def test_no_server() -> None:
     refused(tuned("--address", "127.0.0.1:1", "--timeout", "5"), "127.0.0.1:1")
 
 

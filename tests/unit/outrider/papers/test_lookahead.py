@@ -98,7 +98,7 @@ def test_a_window_gives_tokens_that_the_model_generates_in_sequence(shape: str) 
     step(drafter, slot)
     drafter.has_next(slot)
     ngrams = [(start, *following) for start, known in window._pool.items() for following in known]
-    assert ngrams[-1 if parsed.window == 1 else 0][0] == last_id or parsed.guesses == 1
+    assert ngrams[-1 if parsed.window == 1 else 0][0] == last_id or parsed.max_ngrams == 1
     for ngram in ngrams:
         assert len(ngram) == parsed.ngram
         for place in range(3 if ngram[0] == last_id else 2, parsed.ngram):

@@ -39,7 +39,7 @@ RETRY_CODES = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 
 
 @pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__qualname__)
-def test_every_class_says_how_it_travels(cls: type[OutriderError]) -> None:
+def test_every_class_has_its_codes(cls: type[OutriderError]) -> None:
     assert isinstance(cls.grpc_code, grpc.StatusCode) and cls.grpc_code is not grpc.StatusCode.OK
     assert cls.http_status in range(400, 600)
     assert isinstance(cls.retryable, bool) and isinstance(cls.openai_type, str)

@@ -48,14 +48,14 @@ def test_a_thread_is_refused_so_that_anthropics_client_goes_on_without() -> None
     assert caught.value.details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def test_what_asks_for_nothing_of_messages_is_ignored_and_older_names_are_read() -> None:
+def test_fields_of_messages_without_effect_are_ignored_and_older_names_are_read() -> None:
     fields = {"fallbacks": [{"model": "x"}], "billing_policy": {}, "fallback_credit_token": "x", "thread": None}
     schema = {"type": "json_schema", "schema": {"type": "object"}}
-    demand = parse_body(MessagesBody, {"messages": [USER], "max_tokens": 1, "output_format": schema, **fields}).demand(
-        "a"
-    )
+    demand = parse_body(
+        MessagesBody, {"messages": [USER], "max_tokens": 1, "output_format": schema, **fields}
+    ).unchecked_request("a")
     assert demand.output is not None and demand.output.param == "output_format.schema"
     parse_body(CountBody, {"messages": [USER], "max_tokens": 5, "stop_sequences": ["x"], "metadata": {"user_id": "u"}})
     tokenized = {"messages": [USER, called('{"x'), result()], "documents": [{"text": "x"}]}
-    (chat,) = parse_body(TokenizeBody, tokenized).demand("id").prompts
+    (chat,) = parse_body(TokenizeBody, tokenized).unchecked_request("id").prompts
     assert chat.documents == ({"text": "x"},)

@@ -34,8 +34,8 @@ def called(arguments: Any, **fields: Any) -> dict[str, Any]:
 async def prompt_of(endpoint: str, body: dict[str, Any], template: str = PLAIN, **settings: Any) -> str:
     """Return the prompt of a request. Raise InvalidRequest."""
     needed = {"max_tokens": 1} if endpoint == "messages" else {}
-    (chat,) = parse_body(BODIES[endpoint], needed | body).demand("id").prompts  # type: ignore[attr-defined]
+    (chat,) = parse_body(BODIES[endpoint], needed | body).unchecked_request("id").prompts  # type: ignore[attr-defined]
     TOKENIZER.template = inline_template(template, TOKENIZER.special_tokens)
-    chats = ChatSettings.of_config(config(**settings))
+    chats = ChatSettings.from_config(config(**settings))
     reader = PromptReader(TOKENIZER, 1 << 20, b"", TextThreads(), 4 << 20, chats)
     return await reader.render("messages", chat)

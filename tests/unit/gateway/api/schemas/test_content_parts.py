@@ -27,7 +27,7 @@ async def chat_of(*messages: dict[str, Any], template: str = PLAIN, **body: Any)
     return await prompt_of("chat", {"messages": list(messages), **body}, template)
 
 
-async def test_what_tools_return_beside_text() -> None:
+async def test_results_of_tools_other_than_text() -> None:
     blocks = [
         {"type": "text", "text": "see"},
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}},

@@ -21,11 +21,13 @@ from tests.openai_table import DOCUMENT, written
 
 
 def completion(**body: Any) -> UncheckedRequest:
-    return parse_body(CompletionBody, {"prompt": "x", **body}).demand("cmpl-1")
+    return parse_body(CompletionBody, {"prompt": "x", **body}).unchecked_request("cmpl-1")
 
 
 def chat(**body: Any) -> UncheckedRequest:
-    return parse_body(ChatBody, {"messages": [{"role": "user", "content": "x"}], **body}).demand("chatcmpl-1")
+    return parse_body(ChatBody, {"messages": [{"role": "user", "content": "x"}], **body}).unchecked_request(
+        "chatcmpl-1"
+    )
 
 
 def test_defaults_are_openais() -> None:
@@ -49,7 +51,7 @@ def test_layers_are_scheduled_as_chats_are() -> None:
     asked: Any = {"priority": -2, "max_tpot_ms": 5}
     message = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     layers = [parse_body(ResponsesBody, {"input": "x", **asked}), parse_body(MessagesBody, message | asked)]
-    for demand in (chat(**asked), *(layer.demand("id") for layer in layers)):
+    for demand in (chat(**asked), *(layer.unchecked_request("id") for layer in layers)):
         assert (demand.priority, demand.max_tpot_ms) == (-2, 5.0)
 
 
@@ -89,7 +91,7 @@ def test_what_an_answer_has_to_be(body: dict[str, Any], output: OutputFormat | N
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
-def test_what_is_not_offered_is_refused_unless_it_asks_for_nothing(name: str) -> None:
+def test_unsupported_parameters_are_refused_unless_they_have_no_effect(name: str) -> None:
     for value in NEUTRAL[name]:
         assert chat(**{name: value}) == chat()
     with pytest.raises(InvalidRequest, match="not offered") as caught:

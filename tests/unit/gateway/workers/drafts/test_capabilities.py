@@ -29,7 +29,7 @@ def draft(connected: bool = True, **facts: Any) -> DraftMember:
     return DraftMember(MemberSpec("d", "d", "draft", "d"), cast(Any, linked(connected, facts)))
 
 
-def test_a_drafter_is_offered_where_its_worker_is_known() -> None:
+def test_a_drafter_is_offered_where_its_worker_is_listed() -> None:
     ngram = target(drafters=["ngram"])
     alone = offered_drafters([ngram], [], [])
     assert Drafter.NGRAM in alone and not {Drafter.MODEL, Drafter.NGRAM_MODEL, Drafter.BIGRAM} & {*alone}

@@ -33,6 +33,6 @@ async def test_a_file_that_is_no_tokenizer_is_the_reason() -> None:
     assert sentence.startswith("tokenizer.json (2 bytes) is not a tokenizers file")
 
 
-async def test_a_comparison_that_takes_too_long_says_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_comparison_that_takes_too_long_returns_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "TIMEOUT_S", 0.001)
     assert "were not compared within 0.001 s and 2 GiB" in await difference_between(files("a"), files("b"))

@@ -18,7 +18,7 @@ def test_a_draft_that_adds_nothing_is_tried_now_and_then() -> None:
     [(4, 16, True), (3, 16, False), (4, 40, False), (16, 40, True)],
     ids=["a fifth more", "less", "beside drafts of the target's own", "beside them a fifth more"],
 )
-def test_a_draft_is_asked_on_while_it_adds_a_fifth(num_added: int, num_others: int, goes_on: bool) -> None:
+def test_a_draft_stays_in_use_while_it_adds_a_fifth(num_added: int, num_others: int, goes_on: bool) -> None:
     use = DraftUse()
     for trial in range(3):
         for place in range(TRIAL):
@@ -56,6 +56,6 @@ def test_draft_tokens_were_ready_where_one_verdict_of_the_last_trial_had_some() 
     use = DraftUse()
     for place in range(TRIAL_PERIOD):
         use.note(0, 1, is_ready=place == 3)
-    assert use.was_ready
+    assert use.had_drafts
     use.note(0, 1, is_ready=False)
-    assert not use.was_ready
+    assert not use.had_drafts

@@ -51,10 +51,10 @@ async def test_a_pair_that_fits_is_checked_once() -> None:
     await pair.check()
     await pair.check(repeats_failed=True)
     assert (len(pair.tasks), pair.num_changes) == (1, 1)
-    assert pair.draft.fits(pair.target)
+    assert pair.draft.is_compatible(pair.target)
 
 
-async def test_a_refusal_is_told_once_and_may_be_repeated(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_logged_once_and_may_be_repeated(caplog: pytest.LogCaptureFixture) -> None:
     pair = Pair("other states", "other states", None)
     await pair.check()
     await pair.check()
@@ -62,16 +62,16 @@ async def test_a_refusal_is_told_once_and_may_be_repeated(caplog: pytest.LogCapt
     await pair.check(repeats_failed=True)
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert told == [f"the draft at d:1 is not used: draft {INFO.model_id} does not fit target model: other states"]
-    assert not pair.draft.fits(pair.target)
+    assert not pair.draft.is_compatible(pair.target)
     await pair.check(repeats_failed=True)
-    assert pair.draft.fits(pair.target) and len(pair.tasks) == 3
+    assert pair.draft.is_compatible(pair.target) and len(pair.tasks) == 3
 
 
-async def test_a_target_that_starts_anew_meanwhile_is_asked_again() -> None:
+async def test_a_target_that_restarts_meanwhile_is_compared_again() -> None:
     pair = Pair("of the life before", None)
     pair.checks.start()
     await asyncio.sleep(0)
     link: Any = pair.target.link
     link.connection = connection_of()
     await pair.check()
-    assert pair.answers == [] and pair.draft.fits(pair.target)
+    assert pair.answers == [] and pair.draft.is_compatible(pair.target)

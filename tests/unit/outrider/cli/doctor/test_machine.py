@@ -106,7 +106,7 @@ def test_too_few_files_too_little_shared_memory_and_disk(monkeypatch: pytest.Mon
     monkeypatch.setenv("HF_HOME", str(tmp_path / "not" / "yet"))
     assert str(tmp_path) in text_of(machine.disk(tmp_path), "ok")
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: Usage(0, 0, 64 << 20))
-    assert "64 MiB free, and Ray wants 100 -> docker run --shm-size" in text_of(
+    assert "64 MiB free, and Ray needs 100 -> docker run --shm-size" in text_of(
         machine.shared_memory(tmp_path), "warning"
     )
     assert f"0.1 GiB free at {tmp_path} -> make room" in text_of(machine.disk(tmp_path), "warning")

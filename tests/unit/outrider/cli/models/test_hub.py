@@ -64,7 +64,9 @@ def test_what_came_damaged_is_thrown_away(mirror: Mirror, tmp_path: Path) -> Non
     assert held(Path(pulled().stdout.strip())) == NEEDED
 
 
-def test_a_disk_that_is_too_small_is_told_before(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small_is_refused_before_the_download(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: usage._replace(free=300_000))
     refused(pulled(), "needs 0.4 MB", "0.3 MB free", "HF_HOME")
@@ -82,7 +84,7 @@ def test_a_disk_that_is_too_small_is_told_before(mirror: Mirror, monkeypatch: py
         (503, "", ("503", "try again later")),
     ],
 )
-def test_a_refusal_says_what_to_do(mirror: Mirror, status: int, code: str, words: tuple[str, ...]) -> None:
+def test_a_refusal_has_a_remedy(mirror: Mirror, status: int, code: str, words: tuple[str, ...]) -> None:
     mirror.refusal = (status, code)
     refused(pulled(), *words)
 

@@ -40,7 +40,7 @@ def test_another_revision_is_started_by_its_folder(mirror: Mirror) -> None:
     assert f"outrider up --target {made.stdout.strip()} " in made.stderr
 
 
-def test_offline_says_what_is_missing(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_offline_names_the_missing_files(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     refused(pulled(), f"{MODEL} at main is not in {tmp_path / 'hub'}", "HF_HOME")
     own = tmp_path / "own"

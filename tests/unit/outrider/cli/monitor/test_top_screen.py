@@ -58,7 +58,7 @@ def system(serving: int, **workers: ScrapeInterval) -> SystemView:
     )
 
 
-def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
+def test_figures_are_of_the_span_and_every_line_has_at_most_80_columns() -> None:
     worker = WorkerMetrics("target")
     labels = {"model": 40 * "target", "device": "cuda:0", "dtype": "bfloat16", "path": "flash"}
     worker.info.labels(**labels).set(1)
@@ -103,7 +103,7 @@ def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
         ({"ready": True}, 5, "what answers there is no gateway", []),
     ],
 )
-def test_what_is_said_is_checked_before_it_is_shown_or_asked(
+def test_replies_are_checked_before_they_are_shown(
     ready: object, groups: object, away: str | None, workers: list[str]
 ) -> None:
     said = {"/readyz": ready, "/sd": groups}

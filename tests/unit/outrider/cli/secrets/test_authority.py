@@ -32,10 +32,10 @@ def test_the_folders_are_what_the_parts_take(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout.split() == [str(tmp_path / name) for name in (*(r.value for r in Role), "public")]
     for role in Role:
-        assert CertificateFolder(str(tmp_path / role.value), "tls_dir", role).asks_for_certificates
+        assert CertificateFolder(str(tmp_path / role.value), "tls_dir", role).needs_client_certificates
         assert names(tmp_path / role.value / "cert.pem") == [role.uri, role.host_name]
     public = CertificateFolder(str(tmp_path / "public"), "public_tls_dir", None)
-    assert not public.asks_for_certificates
+    assert not public.needs_client_certificates
     assert names(tmp_path / "public" / "cert.pem") == ["gw.example.com", "10.0.0.7"]
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from gateway.grammars import of_schema
+from gateway.grammars import create_schema_grammar
 from outrider.engine.sampling import grammar_state as grammar_module
 from outrider.engine.sampling import penalties
 from outrider.engine.sampling.count_distribution import distribution_of_counts
@@ -317,10 +317,10 @@ class TestLimits:
     def test_the_gateway_refuses_what_a_worker_could_not_follow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         ways = [{"type": "array", "items": {"type": "integer", "minimum": number}} for number in range(30)]
         schema = {"type": "array", "minItems": 1, "items": {"anyOf": ways}}
-        text = of_schema(schema, "p", strict=False)
+        text = create_schema_grammar(schema, "p", strict=False)
         monkeypatch.setattr(grammar_limits, "MAX_ITEMS_IN_ROW", 40)
         with pytest.raises(InvalidRequest, match="MAX_ITEMS_IN_ROW") as refused:
-            of_schema(schema, "p", strict=False)
+            create_schema_grammar(schema, "p", strict=False)
         state = GrammarState(compiled(text))
         state.set_output([OPEN, OPEN])
         failure = state.failure(())

@@ -62,9 +62,9 @@ def test_keys_come_in_the_order_of_the_targets_noise() -> None:
 @pytest.mark.parametrize("shape", ["4x2x1", "2x2", "best:6x3"])
 def test_a_named_tree_is_drawn_with_its_numbers_of_siblings(shape: str) -> None:
     tree = TreeShape.parse(shape)
-    draft = Draft(speculation=Speculation(max_draft_tokens=tree.most_nodes, tree=tree), **REJECTION).grow()
+    draft = Draft(speculation=Speculation(max_draft_tokens=tree.max_nodes, tree=tree), **REJECTION).grow()
     drawn = draft.drawn()
-    assert sum(map(len, drawn.values())) == tree.most_nodes
+    assert sum(map(len, drawn.values())) == tree.max_nodes
     if tree.widths:
         assert all(len(ids) == tree.widths[len(path)] for path, ids in drawn.items())
 

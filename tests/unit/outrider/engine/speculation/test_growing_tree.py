@@ -92,7 +92,7 @@ def delivered(growing: GrowingTree) -> Proposal:
 def one_round(target: Law, draft: Law, shape: TreeShape, grow: Grow, chooser: Chooser) -> Prefix:
     numbers = Numbers(chooser)
     proposal = delivered(grow(draft, shape, numbers))
-    assert 1 <= len(proposal.tree) <= shape.most_nodes
+    assert 1 <= len(proposal.tree) <= shape.max_nodes
     return decided(target, proposal, numbers)
 
 

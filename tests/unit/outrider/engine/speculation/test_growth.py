@@ -83,7 +83,7 @@ def test_where_no_trees_are_run_it_is_a_chain(rule: dict[str, Any]) -> None:
 @pytest.mark.parametrize("rule", [{}, COUPLED], ids=["greedy", "coupled"])
 def test_a_requested_tree_shape_is_whole_after_accepted_tokens_too(rule: dict[str, Any], shape: str) -> None:
     tree = TreeShape.parse(shape)
-    draft = Draft(speculation=Speculation(max_draft_tokens=tree.most_nodes, tree=tree), **rule).grow()
+    draft = Draft(speculation=Speculation(max_draft_tokens=tree.max_nodes, tree=tree), **rule).grow()
     for hit in range(4):
         places = draft.tree.plan.places
         queue: list[tuple[tuple[int, ...], int]] = [((), ROOT)]
@@ -93,7 +93,7 @@ def test_a_requested_tree_shape_is_whole_after_accepted_tokens_too(rule: dict[st
             assert len(children) >= named, (hit, place)
             num_nodes += named
             queue += [((*place, draft.tree.ranks[child]), child) for child in children[:named]]
-        assert num_nodes == tree.most_nodes
+        assert num_nodes == tree.max_nodes
         children = draft.tree.children(ROOT)
         node = children[hit % len(children)]
         draft.commit([draft.tree.ids[node], *draft.ids_after(node)[:1]])
@@ -134,7 +134,7 @@ def test_a_state_has_one_proposal_however_early_it_is_made(
 @pytest.mark.parametrize("shape", ["2x2x1", "3x1", "best:6x3"])
 def test_a_state_has_one_tree_of_a_named_shape(shape: str) -> None:
     tree = TreeShape.parse(shape)
-    speculation = Speculation(max_draft_tokens=tree.most_nodes, tree=tree)
+    speculation = Speculation(max_draft_tokens=tree.max_nodes, tree=tree)
     ahead = Draft(speculation=speculation, **REJECTION).grow()
     for _ in range(3):
         key = ahead.key_of(ahead.law_of(ROOT))

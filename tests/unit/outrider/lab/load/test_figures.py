@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.lab.load.figures import Gain, Turn
+from outrider.lab.load.figures import Batch, Gain
 from tests.unit.outrider.lab.load.turns import REFUSED, turns
 
 
-def test_the_gain_is_of_the_same_turns() -> None:
+def test_the_gain_is_of_the_same_batches() -> None:
     """The machine is three times as slow in some turns: it is so on both sides, and no noise of the ratio."""
     plain = [3.0, 1.0, 3.0, 1.0, 1.0, 3.0]
     gain = Gain.of(turns([each / 2 for each in plain]), turns(plain))
@@ -22,7 +22,7 @@ def test_an_interval_on_both_sides_of_one_is_neither_ahead_nor_behind() -> None:
     assert gain.interval[0] < gain.ratio == 1.0 < gain.interval[1] and not gain.is_ahead and not gain.is_behind
 
 
-def test_few_turns_have_no_interval_and_no_answers_no_ratio() -> None:
+def test_few_batches_have_no_interval_and_no_outputs_no_ratio() -> None:
     few = Gain.of(turns([1.0] * 4), turns([2.0] * 4))
     assert few == Gain(2.0, None) and not few.is_ahead
-    assert Gain.of(turns([1.0]), [Turn((REFUSED,))]) is None
+    assert Gain.of(turns([1.0]), [Batch((REFUSED,))]) is None

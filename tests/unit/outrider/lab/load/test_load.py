@@ -23,7 +23,7 @@ def asked(status: int, content: str, load: Load = LOAD) -> RequestOutcome:
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 def test_a_complete_output(line_end: str) -> None:
     found = asked(200, stream(piece(None), piece("stop"), USAGE, line_end=line_end))
-    assert found.whole and found.num_tokens == 2 and 0 <= found.first_token_s <= found.total_s
+    assert found.is_complete and found.num_tokens == 2 and 0 <= found.first_token_s <= found.total_s
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_a_complete_output(line_end: str) -> None:
 )
 def test_what_is_wrong_with_an_output(status: int, content: str, fault: str) -> None:
     found = asked(status, content)
-    assert not found.whole and fault in str(found.fault)
+    assert not found.is_complete and fault in str(found.fault)
 
 
 def test_a_refusal_is_no_fault() -> None:
     found = asked(429, "later")
-    assert found.refused and found.fault is None and not found.whole
+    assert found.is_refused and found.fault is None and not found.is_complete

@@ -30,9 +30,9 @@ def model(folder: Path) -> DistributionModel:
     return DistributionModel(str(folder), task, 64)
 
 
-def test_each_law_is_that_of_the_model_after_the_tokens_before(folder: Path, model: DistributionModel) -> None:
+def test_each_distribution_is_the_models_after_the_previous_tokens(folder: Path, model: DistributionModel) -> None:
     ids = [3, 4, 5, 6, 7]
-    found = np.stack([law(SAMPLED).probs() for law in model.laws(ids, 2)])
+    found = np.stack([law(SAMPLED).probs() for law in model.distributions(ids, 2)])
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         expected = whole(torch.tensor([ids])).logits[0].softmax(-1).numpy()
@@ -40,11 +40,11 @@ def test_each_law_is_that_of_the_model_after_the_tokens_before(folder: Path, mod
     assert model.runner.pool.num_in_use == 0
 
 
-def test_a_greedy_text_takes_the_best_id_of_each_law_and_a_drawn_one_is_drawn_again(model: DistributionModel) -> None:
+def test_a_greedy_text_has_the_best_ids_and_a_sampled_one_is_reproducible(model: DistributionModel) -> None:
     greedy, drawn = (model.write(PROMPTS, 6, [params] * 2) for params in (GREEDY, SAMPLED))
     for prompt, text in zip(PROMPTS, greedy, strict=True):
         start = len(prompt)
         assert text[:start] == prompt and start < len(text) <= start + 6
-        assert [best_id(law(GREEDY)) for law in model.laws(text, start)] == text[start:]
+        assert [best_id(law(GREEDY)) for law in model.distributions(text, start)] == text[start:]
     assert drawn != greedy and drawn == model.write(PROMPTS, 6, [SAMPLED] * 2)
     assert model.runner.pool.num_in_use == 0

@@ -21,7 +21,7 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
     assert Estimate.of([[1.0, 0.0] * 50] * 10).error == 0.0
 
 
-def test_lenience_keeps_what_the_paper_says() -> None:
+def test_lenience_accepts_as_in_the_paper() -> None:
     """A.5: above temperature 0 the sum of min(target / lenience, draft); at 0 what is nearly as likely as the best."""
     target, draft = law(0.5, 0.3, 0.2), law(0.2, 0.7, 0.1)
     tally = Tally([1.0], [1.0, 0.5, 0.1])

@@ -52,7 +52,7 @@ def test_a_size_that_cannot_be_is_named(model: LlamaForCausalLM, changes: dict[s
         check(model, replace(SIZES, **changes))
 
 
-def test_another_model_is_refused_and_a_folder_says_what_it_became(source: Path, tmp_path: Path) -> None:
+def test_another_model_is_refused_and_widening_returns_a_summary(source: Path, tmp_path: Path) -> None:
     other = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1))
     with pytest.raises(WideningError, match="the model is a GPT2LMHeadModel"):
         check(other, SIZES)

@@ -11,7 +11,7 @@ from tests.unit.outrider.lab.tuning.known_study import EVERY_K, pair_texts
 from tests.unit.outrider.lab.tuning.simulated_pair import MAX_TOKENS, PROMPT_S, one_pass, round_s
 
 
-def test_costs_are_those_of_the_rounds_with_all_their_drafts() -> None:
+def test_costs_are_of_rounds_with_all_their_drafts() -> None:
     costs = costs_of({k: [one_pass(k, pair_texts(1))] for k in EVERY_K}, MAX_TOKENS)
     for k, cost in costs.by_k.items():
         assert cost.round_s == pytest.approx(round_s(k))
@@ -23,6 +23,6 @@ def test_costs_are_those_of_the_rounds_with_all_their_drafts() -> None:
     assert costs.c == pytest.approx(0.002 / 0.020)
 
 
-def test_answers_too_short_to_tell_are_refused() -> None:
+def test_outputs_that_are_too_short_are_refused() -> None:
     with pytest.raises(ConfigError, match="no round had all drafts of K = 12 in 1 answers of 3 tokens"):
         costs_of({12: [one_pass(12, [[True] * 3])]}, MAX_TOKENS)

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from outrider.lab.load.figures import LoadFigures, Turn
+from outrider.lab.load.figures import Batch, LoadFigures
 from outrider.lab.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, money_to_json, show_money
 from tests.unit.outrider.lab.load.turns import REFUSED, turns
 
@@ -36,7 +36,7 @@ MONEY = Money(
 )
 
 
-def test_the_draft_costs_its_own_device_and_none_beside_the_target() -> None:
+def test_the_draft_costs_its_own_device_and_none_on_the_targets() -> None:
     one, four, eight = MONEY.rows
     gains = [one.for_money(name) for name in (SPLIT, COLOCATED)]
     assert [gain and gain.ratio for gain in gains] == pytest.approx([2.0 * 2.0 / 2.5, 1.5])
@@ -56,9 +56,9 @@ def test_tables_fit_80_columns_and_what_wins_is_there_to_type() -> None:
     assert "…" not in text and all(len(line) <= 80 for line in text.splitlines() if "│" in line)
 
 
-def test_what_is_not_told_apart_is_no_win_of_plain() -> None:
+def test_an_unclear_difference_is_no_win_of_plain() -> None:
     few, noisy = rung(1, [2.0] * 4, [1.0] * 4), rung(4, [1.0, 2.0] * 3, [2.0, 1.0] * 3)
-    failed = LoadFigures.of(8, [Turn((REFUSED,))], turns([1.0]))
+    failed = LoadFigures.of(8, [Batch((REFUSED,))], turns([1.0]))
     rows = Money({SPLIT: [few, noisy, failed]}, PRICE).rows
     assert [(row.cheapest, row.fair_draft_price) for row in rows] == [([], None)] * 3
 

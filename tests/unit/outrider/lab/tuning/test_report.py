@@ -25,7 +25,7 @@ def test_a_study_is_shown_in_80_columns() -> None:
     assert "temperature 1: K = 4, lookup+model" in text and "the fastest measured" in text
 
 
-def test_where_drafts_do_not_pay_it_says_so_and_why() -> None:
+def test_a_report_gives_the_reason_why_drafts_do_not_pay() -> None:
     study = studied(faster_alone=True)
     said = reason(study)
     assert said.startswith("do not speculate: the fastest setting with drafts, K = 4, lookup+model, has 0.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.lab.tuning.settings import chain, compared_drafters, environment, gateway_settings
 
 
-def test_a_setting_is_told_to_the_gateway_in_full() -> None:
+def test_a_setting_is_sent_to_the_gateway_in_full() -> None:
     assert list(compared_drafters(4, 12, 1.0, [])) == ["plain", "K = auto", "K = 4"]
     sampled = {"num_draft_tokens": "4", "drafter": "model", "acceptance": "rejection", "draft_logprobs": "auto"}
     assert gateway_settings(chain(4, 1.0)) == sampled

@@ -28,7 +28,7 @@ def test_acceptance_counts_what_the_target_compared() -> None:
     assert acceptance_probability([one_pass(0, [[True] * 3])]) == 0.0
 
 
-def test_a_study_of_a_pair_whose_speed_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_of_a_pair_of_given_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured beside theory, and the best K's drafters; what the gateway refuses is left out."""
     asked: list[list[str]] = []
     draws = random.Random(11)

@@ -49,6 +49,6 @@ def test_children_come_before_grandchildren_and_the_dead_are_left_out() -> None:
         assert dead.pid not in descendants(os.getpid())
 
 
-def test_those_that_ignore_sigterm_and_orphans_are_ended_too() -> None:
+def test_processes_that_ignore_sigterm_and_orphans_are_ended_too() -> None:
     done = subprocess.run([sys.executable, "-c", _ENDS_ALL], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -57,7 +57,7 @@ def test_a_place_that_another_account_prepared_is_not_taken(
     name = f"outrider-{os.getuid()}"
     assert callable(take)
     take(temporary / name)
-    cores = actors.take_cores(1, offered=frozenset({0, 1}))
+    cores = actors.lock_cores(1, offered=frozenset({0, 1}))
     assert cores == {0} and (temporary.parent / "run" / name / "core-0.0").exists()
     assert why in caplog.text and name in caplog.text
     assert list(temporary.glob("**/core-*")) == []
@@ -95,7 +95,7 @@ def test_a_file_system_without_locks_is_named_and_not_tried_for_ever(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(ConfigError, match=r"core-0\.0' cannot be locked: No locks available; set TMPDIR"):
-        actors.take_cores(1, tmp_path, frozenset({0, 1}))
+        actors.lock_cores(1, tmp_path, frozenset({0, 1}))
 
 
 def test_without_any_place_for_locks_a_worker_starts_and_is_pinned_to_no_cores(

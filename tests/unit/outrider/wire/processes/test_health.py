@@ -29,23 +29,23 @@ def note(health: Health, outcome: CallOutcome, times: int = 1) -> None:
 def test_only_failures_in_a_row_put_it_down(health: Health, outcome: CallOutcome, most: int) -> None:
     for _ in range(3):
         note(health, outcome, most - 1)
-        assert health.usable and not health.is_down
+        assert health.is_usable and not health.is_down
         health.note(CallOutcome.OK)
     note(health, outcome, most)
-    assert health.is_down and not health.usable
+    assert health.is_down and not health.is_usable
 
 
 def test_one_probe_after_a_pause_brings_it_back(health: Health, clock: Clock) -> None:
     note(health, CallOutcome.REFUSED, 64)  # those that were under way do not prolong the pause
     clock.now += FIRST_PAUSE_S / 2 - 0.001
-    assert not health.usable
+    assert not health.is_usable
     clock.now += 0.001
-    assert health.usable
+    assert health.is_usable
     health.begin("probe")
-    assert not health.usable, "one request at a time"
+    assert not health.is_usable, "one request at a time"
     assert health.allows("probe") and not health.allows("another")
     health.note(CallOutcome.OK)
-    assert health.usable and not health.is_down and health.allows("another")
+    assert health.is_usable and not health.is_down and health.allows("another")
 
 
 def test_pauses_double_up_to_a_bound(health: Health, clock: Clock) -> None:
@@ -53,7 +53,7 @@ def test_pauses_double_up_to_a_bound(health: Health, clock: Clock) -> None:
     pauses = []
     for _ in range(8):
         started = clock.now
-        while not health.usable:
+        while not health.is_usable:
             clock.now += 0.01
         pauses.append(clock.now - started)
         health.begin("probe")
@@ -62,53 +62,53 @@ def test_pauses_double_up_to_a_bound(health: Health, clock: Clock) -> None:
     assert pauses == pytest.approx([min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**n) / 2 for n in range(8)], abs=0.02)
 
 
-def test_a_probe_that_is_never_heard_of_makes_room_for_another(health: Health, clock: Clock) -> None:
+def test_a_probe_without_outcome_is_replaced_by_another(health: Health, clock: Clock) -> None:
     """Its client may have left."""
     health.note(CallOutcome.LOST)
     clock.now += FIRST_PAUSE_S
     health.begin("probe")
-    assert not health.usable
+    assert not health.is_usable
     clock.now += FIRST_PAUSE_S
-    assert health.usable
+    assert health.is_usable
 
 
 def test_a_new_life_is_probed_at_once(health: Health) -> None:
     health.note(CallOutcome.LOST)
     health.restarted()
-    assert health.is_down and health.usable
+    assert health.is_down and health.is_usable
     health.begin("probe")
-    assert not health.usable, "by one request"
+    assert not health.is_usable, "by one request"
 
 
-def test_where_there_is_nobody_else_pauses_are_short(health: Health, clock: Clock) -> None:
+def test_without_other_workers_pauses_are_short(health: Health, clock: Clock) -> None:
     health.note(CallOutcome.LOST)
     for _ in range(8):
         clock.now += 2 * MAX_PAUSE_S
         health.begin("probe")
         health.note(CallOutcome.REFUSED)
-    assert not health.usable_alone
+    assert not health.is_usable_alone
     clock.now += ALONE_S
-    assert health.usable_alone and not health.usable
+    assert health.is_usable_alone and not health.is_usable
     health.begin("probe")
-    assert not health.usable_alone, "one request at a time all the same"
+    assert not health.is_usable_alone, "one request at a time all the same"
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 0.999])
 def test_jitter_is_within_the_upper_half(clock: Clock, value: float) -> None:
     health, started = Health(clock, jitter=lambda: value), clock.now
     health.note(CallOutcome.LOST)
-    while not health.usable:
+    while not health.is_usable:
         clock.now += 0.001
     assert clock.now - started == pytest.approx(FIRST_PAUSE_S * (0.5 + value / 2), abs=0.002)
 
 
 def test_retries_are_a_share_of_the_requests_on_top_of_a_floor(clock: Clock) -> None:
     budget = RetryBudget(2.0, clock)
-    assert sum(budget.take() for _ in range(100)) == 2.0 * RESERVE_S, "the reserve of an idle gateway"
+    assert sum(budget.use_retry() for _ in range(100)) == 2.0 * RESERVE_S, "the reserve of an idle gateway"
     for _ in range(50):
         budget.request()
-    assert sum(budget.take() for _ in range(100)) == 50 / REQUESTS_PER_RETRY
+    assert sum(budget.use_retry() for _ in range(100)) == 50 / REQUESTS_PER_RETRY
     clock.now += 3.0
-    assert sum(budget.take() for _ in range(100)) == 6
+    assert sum(budget.use_retry() for _ in range(100)) == 6
     clock.now += 1000.0
-    assert sum(budget.take() for _ in range(100)) == 2.0 * RESERVE_S, "no more is saved up"
+    assert sum(budget.use_retry() for _ in range(100)) == 2.0 * RESERVE_S, "no more is saved up"

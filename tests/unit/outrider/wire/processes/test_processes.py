@@ -47,7 +47,7 @@ for _ in range(20):
 """
 
 
-def test_a_child_that_begins_beside_calls_runs_none_of_grpcs_handlers() -> None:
+def test_a_child_started_during_calls_runs_none_of_grpcs_handlers() -> None:
     """They aborted 1 of 40 and left a line in the log of every other."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     done = subprocess.run([sys.executable, "-c", _BESIDE_CALLS], env=env, capture_output=True, text=True, timeout=60)
@@ -73,17 +73,17 @@ def test_a_second_signal_shortens_a_childs_grace(signals: int, code: int) -> Non
     child = Child("one", [sys.executable, "-c", _STUBBORN, str(signals)])
     child.events.get(timeout=30)
     flag._on_signal(signal.SIGINT, None)
-    child.ask_to_stop()
+    child.request_stop()
     time.sleep(0.2)
     flag._on_signal(signal.SIGINT, None)
     began = time.monotonic()
-    child.stop(20.0, lambda: flag.hurry, 0.5)
+    child.stop(20.0, lambda: flag.is_hurried, 0.5)
     child.close()
     assert time.monotonic() - began < 5
     assert child.returncode == code
 
 
-def test_the_end_of_a_child_ends_a_wait_and_all_that_it_said_is_there() -> None:
+def test_the_end_of_a_child_ends_a_wait_and_its_output_is_complete() -> None:
     stop = StopFlag()
     say = "import json; [print(json.dumps({'event': str(number)})) for number in range(100)]"
     child = Child("one", [sys.executable, "-c", say], notify=stop.notify)

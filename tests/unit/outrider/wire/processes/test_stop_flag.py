@@ -64,7 +64,7 @@ def test_what_ends_a_wait() -> None:
     for other in others:
         other.join(HUNG_AFTER_S)
         assert not other.is_alive(), "the flag is for all who wait"
-    assert stop.wait() and not stop.hurry
+    assert stop.wait() and not stop.is_hurried
 
 
 def test_a_hangup_that_nohup_had_ignored_stays_ignored() -> None:
@@ -88,6 +88,6 @@ def test_a_wait_ends_by_a_signal_after_an_event_loop_has_taken_signals_for_itsel
         threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGHUP)).start()
         while not stop.wait():
             pass
-        assert not stop.hurry
+        assert not stop.is_hurried
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wait() and stop.hurry
+        assert stop.wait() and stop.is_hurried

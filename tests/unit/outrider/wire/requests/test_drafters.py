@@ -10,7 +10,7 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.drafters import Drafter
 
 
-def test_names_say_who_drafts() -> None:
+def test_names_of_drafters() -> None:
     own = ["ngram", "lookup", "unigram", "bigram", "heads", "lookahead", "pass"]
     combined = ["ngram+model", "lookup+model", "lookahead+model", "prediction", "prediction+model"]
     united = ["ngram&model", "lookup&model", "model&model"]

@@ -57,27 +57,29 @@ def test_a_file_states_what_it_names_and_no_more() -> None:
 @pytest.mark.parametrize(("kind", "body"), BODIES, ids=[kind.__name__ for kind, _ in BODIES])
 async def test_a_request_gets_what_it_does_not_name(kind: Any, body: dict[str, Any]) -> None:
     stated = {name: value for name, value in STATED.items() if name != "max_tokens"}
-    request = await built(parse_body(kind, body).demand("id"))
+    request = await built(parse_body(kind, body).unchecked_request("id"))
     assert sampling(request.params) == stated and type(request.params.top_k) is int
     named = {"temperature": 0.9, "top_k": -1}
-    request = await built(parse_body(kind, body | named).demand("id"))
+    request = await built(parse_body(kind, body | named).unchecked_request("id"))
     assert sampling(request.params) == stated | {"temperature": 0.9, "top_k": 0}
-    request = await built(parse_body(kind, body | {"temperature": 0}).demand("id"))
+    request = await built(parse_body(kind, body | {"temperature": 0}).unchecked_request("id"))
     assert sampling(request.params) == sampling(SamplingParams(temperature=0.0)), "greedy, without the file's penalty"
-    request = await built(parse_body(kind, body | {"temperature": 0, "repetition_penalty": 1.2}).demand("id"))
+    request = await built(
+        parse_body(kind, body | {"temperature": 0, "repetition_penalty": 1.2}).unchecked_request("id")
+    )
     assert sampling(request.params) == sampling(SamplingParams(temperature=0.0, repetition_penalty=1.2))
 
 
 async def test_a_stated_length_is_that_of_chats_that_name_none() -> None:
-    assert (await built(parse_body(ChatBody, {"messages": HELLO}).demand("id"))).params.max_tokens == 40
-    named = parse_body(ChatBody, {"messages": HELLO, "max_tokens": 50}).demand("id")
+    assert (await built(parse_body(ChatBody, {"messages": HELLO}).unchecked_request("id"))).params.max_tokens == 40
+    named = parse_body(ChatBody, {"messages": HELLO, "max_tokens": 50}).unchecked_request("id")
     assert (await built(named)).params.max_tokens == 50
-    assert (await built(parse_body(CompletionBody, {"prompt": "a"}).demand("id"))).params.max_tokens == 16
+    assert (await built(parse_body(CompletionBody, {"prompt": "a"}).unchecked_request("id"))).params.max_tokens == 16
 
 
 async def test_beams_and_front_ends_that_name_all_are_as_they_stand() -> None:
-    beams = parse_body(CompletionBody, {"prompt": "a", "use_beam_search": True, "n": 2}).demand("id")
+    beams = parse_body(CompletionBody, {"prompt": "a", "use_beam_search": True, "n": 2}).unchecked_request("id")
     assert sampling((await built(beams)).params) == sampling(SamplingParams(temperature=0.0))
-    asked = parse_body(CompletionBody, {"prompt": "a"}).demand("id")
+    asked = parse_body(CompletionBody, {"prompt": "a"}).unchecked_request("id")
     whole = await built(dataclasses.replace(asked, named=None))
     assert sampling(whole.params) == sampling(SamplingParams())

@@ -18,7 +18,7 @@ def dealt(tokens: VirtualTokens, weights: dict[bytes, float], count: int, amount
     """Give to whom least was given, so many times; return to whom."""
     order = ""
     for _ in range(count):
-        caller = min(weights, key=tokens.given)
+        caller = min(weights, key=tokens.served)
         tokens.add_served(caller, amount)
         order += caller.decode()
     return order
@@ -35,30 +35,30 @@ def test_each_is_given_by_its_weight() -> None:
     assert (order.count("a"), order.count("b"), order.count("c")) == (10, 20, 50)
 
 
-def test_nobody_saves_up_and_nobody_owes() -> None:
+def test_callers_neither_save_up_nor_owe() -> None:
     tokens, weights = waiting(a=1.0, b=3.0)
     tokens.add_served(A, 100.0)
     tokens.add_served(B, 60.0)
     tokens.wait(weights | {C: 1.0}, [A, B, C])
-    assert tokens.given(C) == pytest.approx(40.0), "the average of all that waited"
+    assert tokens.served(C) == pytest.approx(40.0), "the average of all that waited"
     tokens.wait({B: 3.0, C: 1.0}, [A, B, C])
     tokens.wait(weights | {C: 1.0}, [A, B, C])
-    assert tokens.given(A) == 100.0, "it was here"
+    assert tokens.served(A) == 100.0, "it was here"
     tokens.wait({B: 3.0, C: 1.0}, [B, C])
     tokens.wait(weights | {C: 1.0}, [A, B, C])
-    assert tokens.given(A) == pytest.approx(40.0), "it was not"
+    assert tokens.served(A) == pytest.approx(40.0), "it was not"
     tokens.wait(weights, [A, B, C])
     tokens.add_served(B, 80.0)
     tokens.wait(weights | {C: 1.0}, [A, B, C])
-    assert tokens.given(C) == pytest.approx(60.0), "it wanted none meanwhile"
+    assert tokens.served(C) == pytest.approx(60.0), "it wanted none meanwhile"
 
 
-def test_who_goes_on_waiting_has_its_turn_beside_others_that_come_and_go() -> None:
+def test_a_waiting_caller_is_served_among_others_that_come_and_go() -> None:
     tokens, num_given = VirtualTokens(), Counter[bytes]()
     for number in range(400):
         others = {b"%d" % each: 1.0 for each in range(number, number + 4)}  # one is gone, and one is new
         tokens.wait({A: 1.0} | others, [A, *others])
-        first = min((A, *others), key=tokens.given)
+        first = min((A, *others), key=tokens.served)
         tokens.add_served(first, 1.0)
         num_given[first] += 1
     assert num_given[A] >= 400 / 6
@@ -70,7 +70,7 @@ def test_who_is_served_whole_does_not_go_before_others_again() -> None:
     tokens, got = VirtualTokens(), Counter[bytes]()
     for _ in range(80):
         tokens.wait(dict.fromkeys(names, 1.0), names)
-        served = sorted(names, key=tokens.given)[:5]
+        served = sorted(names, key=tokens.served)[:5]
         got.update(served)
         for caller in served:
             tokens.add_served(caller, 1.0)
@@ -78,7 +78,7 @@ def test_who_is_served_whole_does_not_go_before_others_again() -> None:
     assert set(got.values()) == {50}
 
 
-def test_what_a_message_says_is_what_was_asked_for() -> None:
+def test_scheduling_survives_its_message() -> None:
     asked = Scheduling(b"k" * 32, 2.5, -7, 40.0)
     assert Scheduling.from_proto(asked.to_proto()) == asked
     assert Scheduling.from_proto(pb.Scheduling()) == Scheduling()

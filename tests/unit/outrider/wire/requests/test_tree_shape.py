@@ -15,7 +15,7 @@ from outrider.wire.requests.tree_shape import TreeShape
 )
 def test_written_and_read(text: str, num_nodes: int, depth: int) -> None:
     shape = TreeShape.parse(text)
-    assert (str(shape), shape.most_nodes, shape.depth) == (text, num_nodes, depth)
+    assert (str(shape), shape.max_nodes, shape.depth) == (text, num_nodes, depth)
     assert TreeShape.from_proto(pb.TreeShape.FromString(shape.to_proto().SerializeToString())) == shape
 
 
@@ -76,12 +76,12 @@ def test_a_message_is_checked_likewise(message: pb.TreeShape) -> None:
         ("best:12x4", 3, 64, "best:12x3"),
     ],
 )
-def test_cut_to_the_room(text: str, depth: int, num_nodes: int, fits: str) -> None:
+def test_cut_to_a_number_of_nodes(text: str, depth: int, num_nodes: int, fits: str) -> None:
     shape = TreeShape.parse(text).reduced_to(depth, num_nodes)
     assert str(shape) == fits
-    assert shape is not None and shape.most_nodes <= num_nodes and shape.depth <= depth
+    assert shape is not None and shape.max_nodes <= num_nodes and shape.depth <= depth
 
 
-def test_no_room() -> None:
+def test_too_few_nodes() -> None:
     assert TreeShape.parse("4x2x1").reduced_to(0, 64) is None
     assert TreeShape.parse("best:12x4").reduced_to(4, 0) is None

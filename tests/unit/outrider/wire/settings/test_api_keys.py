@@ -79,7 +79,7 @@ HASH = "ab" * 32
         (f"keys: [{{name: me, sha256: {HASH}}}, {{name: you, sha256: {HASH}}}]", "two keys of the sha256"),
     ],
 )
-def test_a_file_that_cannot_be_used_says_where(tmp_path: Path, text: str, told: str) -> None:
+def test_an_invalid_file_is_refused_with_the_place(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "keys.yaml"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError) as refused:

@@ -49,7 +49,7 @@ def by_launcher(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict
     config = system(models)
     placements = place(config, [ClusterNode(num_cpus=16, num_gpus=1)], None)
     assert sum(one.num_gpus for one in placements.values()) <= 1, "or Ray would never place both"
-    workers = RayWorkers("run", lambda pool: placements[pool.name], lasting=False, local=True, folder=None)
+    workers = RayWorkers("run", lambda pool: placements[pool.name], is_lasting=False, is_local=True, folder=None)
     specs = {pool.name: workers._spec(pool, pool.member(0)) for pool in config.pools}
     return {name: spec.settings["gpu_memory_utilization"] for name, spec in specs.items()}
 
@@ -123,7 +123,7 @@ def test_two_workers_on_one_gpu_have_a_budget_each(
     assert sum(budgets.values()) + sum(SIZES.values()) <= 0.9 * CARD
 
 
-def test_a_worker_alone_and_one_whose_settings_say_it_are_left_as_they_are(models: dict[str, str]) -> None:
+def test_a_single_worker_and_one_with_its_own_setting_are_unchanged(models: dict[str, str]) -> None:
     alone = place(system({"target": models["target"]}), [ClusterNode(16, 1)], None)
     apart = place(system(models), [ClusterNode(16, 2)], None)
     assert [one.gpu_memory_utilization for one in (*alone.values(), *apart.values())] == [None, None, None]
@@ -155,7 +155,7 @@ def test_weights_that_leave_nothing_of_the_share_are_refused_with_the_remedy(mon
         memory.shared_memory_bytes(torch.device("cuda:0"), 0.1, 15 << 30)
 
 
-def test_the_size_of_a_model_is_that_of_all_its_files_or_not_known(tmp_path: Path) -> None:
+def test_the_size_of_a_model_is_of_all_its_files_or_unknown(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(bytes(100))
     (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))

@@ -57,7 +57,7 @@ def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch
         ("ngram:a.txt", "draft.drafter_text is 'a.txt' and drafter 'ngram', which reads none; leave it out"),
     ],
 )
-def test_a_drafter_that_lacks_its_text_or_needs_none_is_refused(said: str, message: str) -> None:
+def test_a_drafter_without_its_text_or_with_a_needless_one_is_refused(said: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         merge_settings({}, {**NO_FLAGS, "draft": {"model": said}}, no_draft=False, no_ray=False)
     assert error.value.message.startswith(message)
@@ -70,7 +70,7 @@ def test_a_drafter_that_lacks_its_text_or_needs_none_is_refused(said: str, messa
         ("ngram+model", "gateway.drafter is ngram+model and there is no draft; add one, or say ngram"),
     ],
 )
-def test_a_drafter_that_nobody_here_has_is_refused_before_anything_loads(
+def test_a_drafter_that_no_worker_has_is_refused_before_anything_loads(
     drafter: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = {**NO_FLAGS, "gateway": {"drafter": drafter}}
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named_with_pool_and_setting(change: dict[str, Any], me
 
 
 @pytest.mark.parametrize("key", ["labels", "num_cpus", "max"])
-def test_without_ray_nobody_would_see_to_it(key: str) -> None:
+def test_settings_that_need_ray_are_refused_without_it(key: str) -> None:
     value: Any = {"labels": {"a": "b"}, "num_cpus": 1, "max": 2}[key]
     with pytest.raises(ConfigError, match="no Ray, which would see to it"):
         read({"target": {"model": "t", key: value}, "ray": None})

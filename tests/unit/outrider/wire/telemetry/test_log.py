@@ -52,7 +52,7 @@ both = pytest.mark.parametrize("formatter", [JsonFormatter, TextFormatter], indi
 
 
 @only_json
-def test_a_line_says_when_who_and_what(written: Callable[[], list[str]]) -> None:
+def test_a_line_has_time_process_and_message(written: Callable[[], list[str]]) -> None:
     log.warning("lost %d\nof %s", 3, "five", extra=log_extra(slot=7, member=None))
     line = json.loads(written()[0])
     assert (line["level"], line["process"], line["logger"], line["slot"]) == ("warning", "gateway", "tests.log", 7)
@@ -93,7 +93,7 @@ async def test_lines_of_a_block_and_of_tasks_begun_in_it_are_about_its_fields(wr
 
 
 @both
-def test_an_exception_is_told_by_its_places_and_not_by_what_it_quotes(written: Callable[[], list[str]]) -> None:
+def test_an_exception_is_logged_by_its_places_without_quoted_values(written: Callable[[], list[str]]) -> None:
     try:
         try:
             raise KeyError(SECRET)
@@ -107,7 +107,7 @@ def test_an_exception_is_told_by_its_places_and_not_by_what_it_quotes(written: C
     assert "test_log.py" in text
 
 
-def test_a_worker_keeps_what_torch_says_of_itself() -> None:
+def test_a_worker_logs_the_lines_of_torch() -> None:
     error = RuntimeError("CUDA out of memory")
     assert describe(error) == "RuntimeError"
     assert describe(error, in_worker=True) == "RuntimeError: CUDA out of memory"

@@ -38,7 +38,7 @@ if sys.argv[1] != "console":
 
 
 @pytest.mark.parametrize("written_to", ["text", "json", "console"])
-def test_a_log_that_nobody_reads_stops_nothing(written_to: str) -> None:
+def test_a_log_without_a_reader_stops_nothing(written_to: str) -> None:
     read_end, write_end = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", UNREAD, written_to],

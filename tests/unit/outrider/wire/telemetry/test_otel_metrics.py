@@ -30,7 +30,7 @@ def test_the_last_values_are_sent_when_it_is_closed() -> None:
     assert (first.count, first.sum) == (1, 0.125)
 
 
-def test_none_are_made_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_metrics_are_made_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_metrics(None, "gateway") is None
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     assert open_metrics("http://127.0.0.1:1", "gateway") is None

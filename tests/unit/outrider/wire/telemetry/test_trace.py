@@ -64,7 +64,7 @@ def test_sampling_follows_the_caller_and_else_the_environment(spans: Spans, monk
     never.close()
 
 
-def test_a_span_arrives_as_it_was_told(registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_span_arrives_as_it_was_recorded(registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=a%20b,service.name=mine")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret")
     parent = TraceParent.parse(HEADER)
@@ -101,7 +101,7 @@ def test_an_environment_that_is_wrong_is_refused(name: str, monkeypatch: pytest.
         Spans(NOWHERE, "gateway")
 
 
-def test_without_the_libraries_the_error_says_what_to_install(
+def test_without_the_libraries_the_error_names_the_package(
     registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without(name: str, *args: object, **kwargs: object) -> object:

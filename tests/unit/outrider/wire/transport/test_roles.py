@@ -50,7 +50,7 @@ def test_every_method_is_for_its_roles_alone(method: str, role: Role) -> None:
             check_may_call(method, uris)
 
 
-def test_a_certificate_without_a_role_may_ask_for_health_alone() -> None:
+def test_a_certificate_without_a_role_may_call_health_alone() -> None:
     check_may_call("/grpc.health.v1.Health/Check", [])
     for method in [*_METHODS, "/outrider.v1.DraftService/NotYetKnown"]:
         with pytest.raises(Forbidden, match="the caller's certificate is without a role"):

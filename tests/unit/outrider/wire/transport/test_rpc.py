@@ -7,7 +7,7 @@ import pytest
 from outrider.wire.transport.rpc import proxy_note
 
 
-def test_a_proxy_is_named_where_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     assert proxy_note("gpu-1:80") == ""

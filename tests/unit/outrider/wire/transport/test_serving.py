@@ -52,7 +52,7 @@ async def test_a_server_answers_at_the_address_it_gives(
         await server.stop(None)
 
 
-async def test_why_a_server_cannot_listen_is_said() -> None:
+async def test_the_reason_why_a_server_cannot_listen_is_raised() -> None:
     with pytest.raises(ConfigError, match=r"no address is known for 'no-such-host\.invalid'") as caught:
         await start_server(lambda _: [], "no-such-host.invalid", 0, 1 << 20)
     assert caught.value.param == "host"

@@ -135,12 +135,12 @@ def test_one_that_grows_old_while_it_serves_is_warned_of_once_a_day(
     assert "cert.pem expires in 13.0 days; renew it" in caplog.text
 
 
-def test_users_are_asked_for_certificates_when_there_is_a_ca(tmp_path: Path) -> None:
+def test_users_need_certificates_when_there_is_a_ca(tmp_path: Path) -> None:
     plain = CertificateFolder(str(public_folder(tmp_path / "a", authority(), "localhost")), "public_tls_dir", None)
-    assert not plain.asks_for_certificates and plain.current.context.verify_mode is ssl.CERT_NONE
+    assert not plain.needs_client_certificates and plain.current.context.verify_mode is ssl.CERT_NONE
     folder = public_folder(tmp_path / "b", authority(), "localhost", users=authority())
     asking = CertificateFolder(str(folder), "public_tls_dir", None)
-    assert asking.asks_for_certificates and asking.current.context.verify_mode is ssl.CERT_REQUIRED
+    assert asking.needs_client_certificates and asking.current.context.verify_mode is ssl.CERT_REQUIRED
 
 
 def test_a_folder_half_written_is_left_until_it_is_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +157,7 @@ def test_a_folder_half_written_is_left_until_it_is_whole(tmp_path: Path, caplog:
     assert folder.current.ca == (other / CA).read_bytes()
 
 
-def test_nobody_waits_while_files_are_being_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_waits_while_files_are_being_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop asks at each connection."""
     path = part_folder(tmp_path / "target", authority(), Role.TARGET)
     folder = target_of(path)
