@@ -12,13 +12,13 @@ import grpc.aio
 import numpy as np
 import pytest
 import torch
-from outrider.engine.heads.projection import Projection, ProjectionSpec
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from draft_service.jobs import FeatureBits, FeaturesJob, FeaturesRequest
 from draft_service.targets.deliveries import Deliverer
 from draft_service.targets.registration import HeadOffer
+from outrider.engine.heads.projection import Projection, ProjectionSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair

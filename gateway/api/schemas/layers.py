@@ -106,6 +106,4 @@ class Layer(StrictSchema):
         if budget is not None:
             budget = replace(budget, is_optional=True)
         chat = replace(chat, tools=offer, merges_leading=True, reasoning_budget=budget)
-        return replace(
-            unchecked, names=names, output=output, prompts=(chat,)
-        )
+        return replace(unchecked, names=names, output=output, prompts=(chat,))

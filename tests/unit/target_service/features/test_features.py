@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.engine.heads.projection import Projection, ProjectionSpec
 
+from outrider.engine.heads.projection import Projection, ProjectionSpec
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.jobs import CloseJob, CloseOwnerJob, JobError
 from outrider.wire.errors import Unavailable

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from outrider.engine.heads.projection import Projection, ProjectionSpec, digest_of
 
+from outrider.engine.heads.projection import Projection, ProjectionSpec, digest_of
 from outrider.engine.memory import SpareMemory
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb

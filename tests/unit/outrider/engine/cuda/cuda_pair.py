@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from outrider.engine.heads.projection import Projection
 
 import draft_service.targets.deliveries
 import outrider.engine.worker.worker_handle as worker_handle
@@ -23,6 +22,7 @@ from draft_service.jobs import AdvanceJob, FeaturesJob, FeaturesRequest
 from draft_service.targets.pairing import seen_in
 from draft_service.targets.registration import HeadOffer
 from draft_service.worker import start_worker as start_draft
+from outrider.engine.heads.projection import Projection
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, WiringScores, probe_ids, score_head, taps_to_probe
 from outrider.engine.speculation.beam import BeamLevel
 from outrider.engine.speculation.nodes import Delivery

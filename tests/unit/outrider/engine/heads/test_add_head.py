@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.engine.heads.projection import Projection, ProjectionSpec
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Cache
@@ -27,6 +26,7 @@ from outrider.engine.heads.families import HeadFamily, family_of
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape
+from outrider.engine.heads.projection import Projection, ProjectionSpec
 from outrider.wire.errors import ConfigError
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.engine.heads.projection import Projection
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.families import DFLASH, DSPARK
 from outrider.engine.heads.head_loader import LoadedHead, load_head
+from outrider.engine.heads.projection import Projection
 from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, BlockHead

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.engine.heads.projection import Projection
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
@@ -17,6 +16,7 @@ from outrider.engine.heads.families import EAGLE1, MTP, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import LoadedHead, load_head
 from outrider.engine.heads.joined import JoinedHead, read_eagle1, read_mtp
+from outrider.engine.heads.projection import Projection
 from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
