@@ -41,10 +41,6 @@ def test_each_form_allows_what_it_says(grammar: Callable[[], str], allowed: list
     assert [text for text in others if follows(made, text)] == []
 
 
-def named(count: int) -> dict[str, Any]:
-    return {f"p{index}": {"type": "string"} for index in range(count)}
-
-
 @pytest.mark.parametrize(
     ("make", "place", "reason"),
     [

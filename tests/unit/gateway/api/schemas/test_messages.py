@@ -9,22 +9,15 @@ from typing import Any
 import pytest
 
 from outrider.wire.errors import InvalidRequest
-from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
-
-USER = {"role": "user", "content": "a"}
-SCHEMA = {"type": "object", "properties": {}}
-
-
-def said(**fields: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": "b", **fields}
-
-
-def result(content: Any = "failed", **fields: Any) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "call_1", "content": content, **fields}
-
-
-async def chat_of(*messages: dict[str, Any], template: str = PLAIN, **body: Any) -> str:
-    return await prompt_of("chat", {"messages": list(messages), **body}, template)
+from tests.unit.gateway.api.schemas.prompts_of import (
+    SCHEMA,
+    USER,
+    called,
+    chat_of,
+    prompt_of,
+    result,
+    said,
+)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +91,6 @@ async def test_a_broken_call_in_the_past(arguments: Any, text: str) -> None:
     failed = {"type": "tool_result", "tool_use_id": "c", "content": "failed", "is_error": True}
     messages = [USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": [failed]}, go_on]
     assert await prompt_of("messages", {"messages": messages}) == told
-
-
-def system(text: str, role: str = "system") -> dict[str, Any]:
-    return {"role": role, "content": text}
 
 
 async def test_the_number_and_size_of_tools_are_settings() -> None:
