@@ -51,19 +51,6 @@ def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("unigram", "draft.drafter is 'unigram' and drafter_text is missing: name a text file to count in"),
-        ("ngram:a.txt", "draft.drafter_text is 'a.txt' and drafter 'ngram', which reads none; leave it out"),
-    ],
-)
-def test_a_drafter_that_lacks_its_text_or_needs_none_is_refused(said: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        merge_settings({}, {**NO_FLAGS, "draft": {"model": said}}, no_draft=False, no_ray=False)
-    assert error.value.message.startswith(message)
-
-
-@pytest.mark.parametrize(
     ("drafter", "message"),
     [
         ("unigram", "gateway.drafter is unigram and no target has a drafter_text to count in; name one"),
