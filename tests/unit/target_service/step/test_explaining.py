@@ -174,8 +174,3 @@ def test_a_delivery_tells_once_what_it_took() -> None:
 
     assert (spent(2), spent(3)) == (140, 0)
     assert spent(3) == 0, "it was told before"
-
-
-def test_whatever_drafts_say_that_they_took_can_be_told() -> None:
-    most = 64 * (2**32 - 1)
-    assert pb.Explanation(draft_us=most).draft_us == most
