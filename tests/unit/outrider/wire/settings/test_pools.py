@@ -116,6 +116,11 @@ def test_what_is_wrong_is_named_with_pool_and_setting(change: dict[str, Any], me
     assert message in caught.value.message
 
 
+def test_a_draft_flag_names_a_drafter_and_its_text() -> None:
+    with pytest.raises(ConfigError, match=r"drafter_text is 'a\.txt' and drafter 'ngram'"):
+        merge_settings({}, {**NO_FLAGS, "draft": {"model": "ngram:a.txt"}}, no_draft=False, no_ray=False)
+
+
 @pytest.mark.parametrize("key", ["labels", "num_cpus", "max"])
 def test_without_ray_nobody_would_see_to_it(key: str) -> None:
     value: Any = {"labels": {"a": "b"}, "num_cpus": 1, "max": 2}[key]
