@@ -167,6 +167,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"$ref": "#a", "$defs": {"a": {"$anchor": "a"}}}, ".$ref", "no schema there"),
     ({"patternProperties": {"^(?!x)": {}}}, ".patternProperties['^(?!x)']", "look-around"),
     ({"oneOf": [{"pattern": "(?!a)"}, {"type": "number"}]}, ".oneOf[0].pattern", "look-around"),
+    ({"anyOf": [{"pattern": "(?!a)"}, {"type": "null"}]}, ".anyOf[0].pattern", "look-around"),
     ({"minimum": 2**53 + 1}, ".minimum", "2^53"),
     ({"$ref": "#"}, "", "itself by references alone"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, ".$defs.a", "references alone"),

@@ -49,6 +49,22 @@ def test_what_a_family_writes_is_read_however_it_is_cut(
     assert (content or "") == before.rstrip()
 
 
+EXAMPLE = [
+    ("weather", '{"city": "Paris </x> \\"q\\"", "days": 3, "tags": ["a", "b"], "is_set": true}'),
+    ("add-2", '{"rate": 1.5}'),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_cut_and_each_character_alone_reads_the_same(family: CallFamily) -> None:
+    text = written(family, EXAMPLE)
+    whole = told(read(family, [text], schemas=TYPED))
+    assert objects(whole[2]) == objects(EXAMPLE)
+    assert told(read(family, list(text), schemas=TYPED)) == whole
+    for cut in range(len(text) + 1):
+        assert told(read(family, [text[:cut], text[cut:]], schemas=TYPED)) == whole, cut
+
+
 NOISE = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[", "]", "{", "}", ", ", "; ", "\n", " ", '"', "\\", "text"),
     *('{"name": "weather", "arguments": ', '{"name": "none", "arguments": ', '{"a": 1}', '{"arguments": {}, "name": '),

@@ -109,3 +109,7 @@ async def test_the_number_and_size_of_tools_are_settings() -> None:
         with pytest.raises(InvalidRequest, match=words) as caught:
             await prompt_of("chat", {"messages": [USER], "tools": asked}, **settings)
         assert len(caught.value.message) < 120, "it does not print the list"
+
+
+async def test_reasoning_effort_is_a_variable_of_the_template() -> None:
+    assert await chat_of(USER, template="{{ reasoning_effort }}", reasoning_effort="low") == "low"
