@@ -27,3 +27,7 @@ def in_compose_files() -> set[str]:
     names = ("docker-compose.yml", "docker-compose.gpu.yml", "deploy/docker/draft.yml")
     text = "".join((REPO / name).read_text() for name in names)
     return set(re.findall(r"\$\{([A-Z_]+)", text))
+
+
+def in_example() -> set[str]:
+    return set(re.findall(r"^#([A-Z][A-Za-z_]*)=", (REPO / ".env.example").read_text(), re.MULTILINE))

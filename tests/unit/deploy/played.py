@@ -15,6 +15,9 @@ from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import ScalingConfig
 
+DRAIN_LIMIT_S = 20.0
+"""Of the fleets here."""
+
 
 class PlayedWorker:
     """Answers what the test says, when it says so."""

@@ -13,9 +13,7 @@ from tests.kubernetes.chart import (
     HelmError,
     rendered,
 )
-
-TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
-POOL = TARGET | {"name": "d", "serves": ["demo"]}
+from tests.unit.deploy.helm.rendered import POOL, TARGET
 
 
 @pytest.mark.parametrize(

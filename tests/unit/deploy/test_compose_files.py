@@ -12,7 +12,7 @@ from deploy.compose_settings import compose_settings, variable_names
 from deploy.docker.requirements import requirements
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables, load
 from outrider.wire.settings.system import SystemConfig
-from tests.unit.deploy.compose_files import REPO, compose, in_compose_files, services
+from tests.unit.deploy.compose_files import REPO, compose, in_compose_files, in_example, services
 
 BINDS = {
     "gateway": {"8000": "OUTRIDER_BIND", "8001": "OUTRIDER_BIND", "9000": "OUTRIDER_METRICS_BIND"},
@@ -29,10 +29,6 @@ def pools(name: str, monkeypatch: pytest.MonkeyPatch) -> SystemConfig:
     for variable, path in MODELS.items():
         monkeypatch.setenv(variable, path)
     return SystemConfig.read(yaml.safe_load((REPO / "deploy/docker" / name).read_text()))
-
-
-def in_example() -> set[str]:
-    return set(re.findall(r"^#([A-Z][A-Za-z_]*)=", (REPO / ".env.example").read_text(), re.MULTILINE))
 
 
 def _conditions(service: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

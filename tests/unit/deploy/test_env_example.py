@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 from deploy.env_example import env_example
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
-from tests.unit.deploy.compose_files import REPO, in_compose_files
+from tests.unit.deploy.compose_files import REPO, in_compose_files, in_example
 
 SETTINGS = {
     f"{cls.model_config['env_prefix']}{name}".upper()
     for cls in (GatewayConfig, DraftConfig, TargetConfig)
     for name in cls.model_fields
 }
-
-
-def in_example() -> set[str]:
-    return set(re.findall(r"^#([A-Z][A-Za-z_]*)=", (REPO / ".env.example").read_text(), re.MULTILINE))
 
 
 def test_env_example_equals_the_settings() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -12,20 +11,7 @@ from deploy.pool_member import DRAINING, SERVING, STARTING
 from deploy.ray_workers import ActorLost
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.settings.config import TargetConfig
-from outrider.wire.settings.pools import Pool
-from tests.unit.deploy.played import Stage, small
-
-DRAIN_LIMIT_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.fleet.DRAIN_LIMIT_S", DRAIN_LIMIT_S)
-
-
-def chat(count: int = 2, **size: Any) -> Pool:
-    return Pool(name="chat", role="target", worker=TargetConfig(model="t"), count=count, **size)
+from tests.unit.deploy.played import DRAIN_LIMIT_S, Stage, chat, small
 
 
 def draft_refuses(stage: Stage) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from deploy.actors import StartFailure
@@ -12,18 +10,7 @@ from deploy.ray_workers import ActorLost
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.pools import Pool
-from tests.unit.deploy.played import Stage, small
-
-DRAIN_LIMIT_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.fleet.DRAIN_LIMIT_S", DRAIN_LIMIT_S)
-
-
-def chat(count: int = 2, **size: Any) -> Pool:
-    return Pool(name="chat", role="target", worker=TargetConfig(model="t"), count=count, **size)
+from tests.unit.deploy.played import Stage, chat, small
 
 
 def test_a_worker_serves_once_it_has_replied_at_its_address() -> None:

@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from deploy.pool_member import SERVING, STARTING
 from deploy.ray_workers import ActorLost
 from outrider.v1 import registry_pb2
-from outrider.wire.settings.config import TargetConfig
-from outrider.wire.settings.pools import Pool
-from tests.unit.deploy.played import Stage, small
-
-DRAIN_LIMIT_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.fleet.DRAIN_LIMIT_S", DRAIN_LIMIT_S)
-
-
-def chat(count: int = 2, **size: Any) -> Pool:
-    return Pool(name="chat", role="target", worker=TargetConfig(model="t"), count=count, **size)
+from tests.unit.deploy.played import HUNG, Stage, chat, small
 
 
 def test_another_life_at_the_same_place_is_another_worker() -> None:
@@ -32,10 +15,6 @@ def test_another_life_at_the_same_place_is_another_worker() -> None:
     stage.tick()
     assert stage.states() == {"target-chat-0": STARTING}
     assert stage.workers["target-chat-0"].num_queries == 2
-
-
-HUNG = {"busy_us": 1, "longest_step_us": 1_000_000, "num_slots_in_use": 1}
-"""With a step of more than 8 s."""
 
 
 def test_an_engine_that_hangs_behind_a_server_that_answers_is_lost_and_then_ended() -> None:

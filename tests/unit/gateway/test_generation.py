@@ -30,7 +30,7 @@ from tests.service.scripted_generator import TIMINGS, config
 from tests.unit.gateway.admission.test_prompts import reader
 
 SPECIAL = ("<unk>", "</s>", "<|mark|>")
-EOS, MARK = 1, 2
+EOS = 1
 THOUGHT = ("<think>", "Maybe ", "Question: ", "no. ", "</think>", "42")
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}{# <think></think><tool_call> #}"
 SIZES = (1, 2, 3, 4, 9)
@@ -226,32 +226,3 @@ async def test_the_end_of_calls_that_a_limit_cuts_is_no_content() -> None:
         assert len(choice["message"]["tool_calls"]) == 1
     text = await told((words[0], CALL, "\n</other"), tools=[TOOL], max_tokens=3)
     assert text["message"]["content"] == "</other"
-
-
-@pytest.mark.parametrize("stop", [[], ["\u200d👩"], ["é"], ["\ufffd"], ["b"]])
-async def test_characters_byte_by_byte_are_whole_at_every_length(stop: list[str]) -> None:
-    text = "a👩‍👩‍👧é\ufffdb"
-    data = tokenizers.Tokenizer(
-        models.BPE(
-            {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
-            | {name: token_id for token_id, name in enumerate(SPECIAL)},
-            [],
-            byte_fallback=True,
-            unk_token="<unk>",
-        )
-    )
-    data.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    data.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in SPECIAL])
-    tokenizer = Tokenizer(data.to_str(), {}, inline_template("x"))
-    ids = [byte + 3 for byte in text.encode()]
-    for max_tokens in range(1, len(ids) + 2):
-        request = await request_of(tokenizer, max_tokens=max_tokens, stop=stop)
-        found = []
-        for size in SIZES:
-            outputs = rounds_of(request, tokenizer, ids, size)
-            choice = whole(request, tokenizer, outputs)
-            assert streamed(request, tokenizer, outputs)["content"] == choice["message"]["content"]
-            found.append(choice)
-        assert all(each == found[0] for each in found)
-        if max_tokens > len(ids):
-            assert found[0]["message"]["content"] == (text.partition(stop[0])[0] if stop else text)

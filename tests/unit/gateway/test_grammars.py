@@ -56,10 +56,6 @@ def test_each_form_allows_its_own_texts(grammar: Callable[[], str], allowed: lis
     assert [text for text in others if follows(made, text)] == []
 
 
-def named(count: int) -> dict[str, Any]:
-    return {f"p{index}": {"type": "string"} for index in range(count)}
-
-
 @pytest.mark.parametrize(
     ("make", "place", "reason"),
     [

@@ -9,16 +9,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 
 from gateway.grammars import create_regex_grammar, create_schema_grammar, parse_lark_grammar, schema_text
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.requests.grammar_limits import parser_limits
 from tests.schemas import make_schema
-from tests.unit.gateway.following import Bytes, follows
-
-TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
-LIMITS = LLParserLimits(**parser_limits())
+from tests.unit.gateway.following import LIMITS, TOKENIZER, follows
 
 
 def schema(value: Any, strict: bool = False) -> str:
@@ -147,8 +143,6 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"properties": {"a b": {"if": True}}}, ".properties['a b'].if", "keyword"),
     ({"propertyNames": {"maxLength": 3}}, ".propertyNames", "keyword"),
     ({"nullable": True}, ".nullable", "a list with null"),
-    ({"properties": {"a": {"$id": "x"}}}, ".properties.a.$id", "keyword"),
-    ({"$defs": {"a": {"contains": {}}}}, ".$defs.a.contains", "keyword"),
     ({"format": 32}, ".format", "must be a string"),
     ({"type": "text"}, ".type", "must be one of null, boolean"),
     ({"type": []}, ".type", "not empty"),
@@ -159,7 +153,6 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"items": [{}]}, ".items", "must be a schema"),
     (None, "", "must be a schema"),
     ({"minimum": 1, "exclusiveMinimum": True}, ".exclusiveMinimum", "must be a number"),
-    ({"minimum": 2**60}, ".minimum", "2^53"),
     ({"enum": [{"a": [10**20]}]}, ".enum[0].a[0]", "2^53"),
     ({"minimum": 1e999}, "", "JSON"),
     ({"multipleOf": 0}, ".multipleOf", "greater than 0"),
@@ -190,7 +183,6 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"$id": {}}, ".$id", "keyword"),
     ({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, ".allOf[1].multipleOf", "another multipleOf"),
     ({"properties": {"a": {"properties": named(600)}}}, ".properties.a", "MAX_ITEMS_IN_ROW"),
-    ({"type": "object", "properties": named(600)}, "", "MAX_ITEMS_IN_ROW"),
 ]
 
 

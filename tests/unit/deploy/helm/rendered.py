@@ -14,6 +14,9 @@ from tests.kubernetes.check import (
     settings,
 )
 
+TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
+POOL = TARGET | {"name": "d", "serves": ["demo"]}
+
 
 def of_kind(name: str, kind: str) -> dict[str, Manifest]:
     return {one["metadata"]["name"]: one for one in example(name) if one["kind"] == kind}

@@ -43,22 +43,12 @@ from tests.kubernetes.check import (
     settings,
     variables,
 )
-from tests.unit.deploy.helm.rendered import container, gateway
+from tests.unit.deploy.helm.rendered import POOL, TARGET, container, containers, gateway, of_kind
 
 NAMES = [path.stem for path in EXAMPLES]
 VALUES = {path.stem: values_of(path) for path in EXAMPLES}
 WORKERS = ("target", "draft")
 WITH_ALL = ("plain", "kuberay")
-TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
-POOL = TARGET | {"name": "d", "serves": ["demo"]}
-
-
-def of_kind(name: str, kind: str) -> dict[str, Manifest]:
-    return {one["metadata"]["name"]: one for one in example(name) if one["kind"] == kind}
-
-
-def containers(name: str) -> list[tuple[dict[str, str], dict[str, Any]]]:
-    return [(labels, container) for labels, spec in pods(example(name)) for container in spec["containers"]]
 
 
 def launcher() -> SystemConfig:

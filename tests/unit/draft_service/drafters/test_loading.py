@@ -13,7 +13,7 @@ from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
-from tests.unit.outrider.engine.heads.folders import files
+from tests.unit.outrider.engine.heads.folders import MODEL, files
 from tests.unit.outrider.engine.heads.joined_layouts import CASES, as_qwen
 from tests.unit.outrider.engine.heads.layouts import hidden_states
 from tests.unit.outrider.engine.heads.test_eagle3 import (
@@ -53,7 +53,6 @@ def test_a_loaded_head_is_ready_to_run(name: str, dtype: str, tolerance: float, 
 
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "num_hidden_layers": 1}
-MODEL = ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight")
 EAGLE3 = ("fc.weight", "lm_head.weight", "midlayer.hidden_norm.weight")
 
 

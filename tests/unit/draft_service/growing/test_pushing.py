@@ -18,8 +18,7 @@ from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseDistributions
 from target_service.leases.draft_buffer import DraftBuffer
-from tests.unit.outrider.engine.speculation.growing import PROMPT, Draft
-from tests.unit.outrider.engine.speculation.test_draft_tree import COUPLED, REJECTION, RULES
+from tests.unit.outrider.engine.speculation.growing import COUPLED, PROMPT, REJECTION, RULES, Draft
 
 PLENTY = 1 << 30
 

@@ -14,7 +14,7 @@ from outrider.wire.errors import Unavailable
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.unit.draft_service.targets.offered import Peer
 
-WANTED, READY, REFUSED = tpb.HEAD_STATE_NEEDS_WEIGHTS, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
+READY = tpb.HEAD_STATE_READY
 
 
 async def test_a_head_that_the_target_does_not_answer_in_time_is_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:

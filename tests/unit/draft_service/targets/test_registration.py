@@ -8,12 +8,10 @@ import pytest
 
 from draft_service.jobs import FeaturesRequest
 from draft_service.targets import registration as module
-from draft_service.targets.registration import HeadOffer
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from tests.unit.draft_service.targets.offered import Peer
+from tests.unit.draft_service.targets.offered import OFFER, Peer
 
-OFFER = HeadOffer(bytes(range(10)), b"d" * 32, 4)
 WANTED, READY, REFUSED = tpb.HEAD_STATE_NEEDS_WEIGHTS, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
 
 

@@ -9,17 +9,11 @@ from prometheus_client import CollectorRegistry
 from gateway.admission.key_ring import KeyRing
 from gateway.admission.keys import Access
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
+from tests.unit.clock import Clock
 
 
 def entry(name: str, secret: str, **fields: object) -> ApiKey:
     return ApiKey(name=name, sha256=digest_of(secret), **fields)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def access_of(file: Path, *keys: ApiKey, clock: Clock | None = None) -> Access:

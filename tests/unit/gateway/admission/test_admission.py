@@ -11,14 +11,8 @@ from gateway.admission.queue import BURST_S, CALM_S, AdmissionQueue
 from gateway.coordinator import Coordinator
 from outrider.wire.errors import Overloaded
 from outrider.wire.settings.config import GatewayConfig
+from tests.unit.clock import Clock
 from tests.unit.gateway.scripted_pool import connection_of, link_of, served_model
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def coordinator_of(**settings: Any) -> tuple[Coordinator, AdmissionQueue, str, Clock]:

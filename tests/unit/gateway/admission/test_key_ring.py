@@ -13,7 +13,8 @@ from gateway.admission.key_ring import LOOK_S, RETRY_S, KeyRing
 from gateway.admission.keys import Access
 from outrider.wire.errors import RateLimited, Unauthenticated
 from outrider.wire.settings.api_keys import write_keys
-from tests.unit.gateway.admission.key_files import Clock, access_of, entry
+from tests.unit.clock import Clock
+from tests.unit.gateway.admission.key_files import access_of, entry
 
 
 def outdated(registry: CollectorRegistry) -> float | None:

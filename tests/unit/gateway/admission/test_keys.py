@@ -14,17 +14,10 @@ from gateway.admission.key_ring import KeyRing
 from gateway.admission.keys import Access, AccessMetrics, Caller
 from outrider.wire.errors import InvalidRequest, RateLimited, Unauthenticated
 from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
+from tests.unit.clock import Clock
 from tests.unit.gateway.admission.key_files import access_of, entry
 
 NOW = datetime.now(UTC)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def limits(clock: Clock, **fields: object) -> Caller:
@@ -161,10 +154,3 @@ def test_what_a_key_used_is_counted_by_its_name(tmp_path: Path) -> None:
     assert value("outrider_key_tokens_total", key="me", kind="prompt") == 10
     assert value("outrider_key_tokens_total", key="me", kind="completion") == 7
     assert value("outrider_unauthenticated_total", reason="unknown") == 1
-
-
-def test_a_request_that_fails_before_it_begins_costs_nothing(tmp_path: Path) -> None:
-    caller = access_of(tmp_path / "k", entry("me", "or-1", tokens_per_minute=100)).caller("Bearer or-1")
-    for _ in range(5):
-        caller.charge(100)
-        caller.settle(100, 0, 0)

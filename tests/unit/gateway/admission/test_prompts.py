@@ -60,18 +60,6 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         ({"messages": [HELLO], "chat_template_kwargs": {"note": LONG}}, ChatBody, False),
         ({"messages": [HELLO], "chat_template_kwargs": {"notes": [[[{"a": LONG}]]]}}, ChatBody, False),
     ],
-    ids=[
-        "short",
-        "prompt",
-        "short ones",
-        "together",
-        "prediction",
-        "short chat",
-        "content",
-        "name",
-        "kwargs",
-        "kwargs deep",
-    ],
 )
 async def test_long_texts_are_tokenised_on_a_thread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody], inline: bool

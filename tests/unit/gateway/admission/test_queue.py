@@ -10,6 +10,7 @@ import pytest
 from gateway.admission.queue import AdmissionQueue, QueueEstimate
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.settings.config import GatewayConfig
+from tests.unit.clock import Clock
 
 
 def queue_of(num_places: int) -> AdmissionQueue:
@@ -114,13 +115,6 @@ async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:
     places.release(Scheduling())
     assert places.num_running == 0
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def serve(estimate: QueueEstimate, clock: Clock, seconds: float) -> None:

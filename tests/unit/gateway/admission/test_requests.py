@@ -72,15 +72,9 @@ async def test_a_prediction_is_used_where_something_is_drafted_and_no_other_draf
     assert bool(request.prediction_ids) is is_used
 
 
-@pytest.mark.parametrize(
-    ("content", "shown"),
-    [
-        ("int x;<|endoftext|>", r"holds '<\|endoftext\|>', a special token, which is no text; leave it out"),
-    ],
-)
-async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"prediction.content {shown}") as caught:
-        await build_requests(predicting(content), FACTS, reader(), config(), inline_checker())
+async def test_what_no_output_can_be_is_no_prediction() -> None:
+    with pytest.raises(InvalidRequest, match=r"prediction.content holds '<\|endoftext\|>'.* leave it out") as caught:
+        await build_requests(predicting("int x;<|endoftext|>"), FACTS, reader(), config(), inline_checker())
     assert caught.value.param == "prediction.content"
 
 

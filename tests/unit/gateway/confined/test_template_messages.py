@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from gateway.api.schemas.openai import ChatBody
-from gateway.api.schemas.parsing import parse_body
 from gateway.tools.offer import Tool
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template
-from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
-from tests.unit.gateway.tools.answers import TEMPLATES
-from tests.unit.gateway.tools.plans import SCHEMA
+from tests.unit.gateway.api.schemas.prompts_of import USER, called, chat_of, prompt_of, result, said, system
 
 STRICT = (
     '{% for m in messages %}{% if m.role == "system" and not loop.first %}'
@@ -30,23 +22,6 @@ ALTERNATING = (
     "[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + ALTERNATING
-USER = {"role": "user", "content": "a"}
-
-
-def said(**fields: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": "b", **fields}
-
-
-def result(content: Any = "failed", **fields: Any) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "call_1", "content": content, **fields}
-
-
-async def chat_of(*messages: dict[str, Any], template: str = PLAIN, **body: Any) -> str:
-    return await prompt_of("chat", {"messages": list(messages), **body}, template)
-
-
-def system(text: str, role: str = "system") -> dict[str, Any]:
-    return {"role": role, "content": text}
 
 
 @pytest.mark.parametrize("roles", [("system", "system"), ("system", "developer"), ("developer", "developer")])
@@ -78,56 +53,7 @@ async def test_roles_are_made_to_alternate_where_a_template_refuses_them() -> No
     assert await chat_of(*chat, template=NO_SYSTEM) == "[user]s\n\na[assistant]b\n\nc[user]a"
 
 
-DEMO = Path(__file__).parents[4] / "models/demo/target"
 ADD = Tool("add-2", parameters={"type": "object", "properties": {"a": {"type": "number"}}})
-ROME, ADDED = ("weather", '{"city": "Rome", "days": 3}'), ("add-2", '{"a": 2.5}')
-MESSAGES: list[dict[str, Any]] = [
-    {"role": "user", "content": "Weather in Rome?"},
-    {
-        "role": "assistant",
-        "content": None,
-        "reasoning_content": "A tool knows.",
-        "tool_calls": [
-            {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for name, arguments in (ROME, ADDED)
-        ],
-    },
-    {"role": "tool", "tool_call_id": "abcdefghi", "content": "sunny"},
-    {"role": "user", "content": "Thanks."},
-]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA, "strict": True},
-    }
-]
-
-
-@pytest.mark.parametrize("name", ["hermes", "reasoning", "llama3", "mistral", "deepseek", "json", "demo"])
-@pytest.mark.parametrize("offered", [True, False])
-async def test_messages_go_through_templates_as_in_transformers(name: str, offered: bool) -> None:
-    """Arguments as objects, tools as they came, and content an empty text where the template shows the calls so."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    path = DEMO / "chat_template.jinja" if name == "demo" else TEMPLATES / f"{name}.jinja"
-    source = path.read_text(encoding="utf-8")
-    body = {"messages": MESSAGES, "reasoning_effort": "low", "tools": TOOLS if offered else []}
-    chat = parse_body(ChatBody, body).unchecked_request("id").prompts[0]
-    told = [tool.for_template() for tool in chat.tools.tools]
-    text = await inline_template(source).render(chat.messages, True, chat.template_kwargs, told, max_chars=1 << 20)
-    plain = json.loads(json.dumps(MESSAGES))
-    plain[1]["content"] = None if name == "deepseek" else ""
-    for call in plain[1]["tool_calls"]:
-        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    expected, _ = render_jinja_template(
-        [plain],
-        tools=TOOLS if offered else None,
-        chat_template=source,
-        add_generation_prompt=True,
-        reasoning_effort="low",
-    )
-    assert text == expected[0]
-    assert ('"city": "Rome"' in text) and ("The weather." in text) == offered
 
 
 @pytest.mark.parametrize(

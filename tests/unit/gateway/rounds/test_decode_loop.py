@@ -271,16 +271,6 @@ async def test_an_error_of_the_target_is_mended(code: pb.WorkerErrorCode, reason
         assert [token.id for token in (await second).tokens] == [2]
 
 
-async def test_a_target_that_fails_again_is_the_end() -> None:
-    answer = Answer()
-    async with answer.begun() as first:
-        for _ in range(2):
-            answer.target.fails(pb.WORKER_ERROR_CODE_INTERNAL)
-            await settled()
-        with pytest.raises(WorkerFault, match="scripted"):
-            await first
-
-
 async def test_a_request_whose_time_is_up_fails() -> None:
     answer = Answer(limit_s=0.1)
     async with answer.begun() as first:

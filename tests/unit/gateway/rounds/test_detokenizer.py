@@ -152,17 +152,6 @@ def test_sentencepiece_with_byte_fallback_equals_decode(case: tuple[list[int], l
     assert text_of(SENTENCEPIECE, cut(tokens, points), stop)[0] == expected(SENTENCEPIECE.decode(tokens), stop)
 
 
-@given(st.text(max_size=40))
-def test_real_text_survives_token_by_token(text: str) -> None:
-    tokens = BYTE_LEVEL.encode(text)
-    detokenizer = Detokenizer(BYTE_LEVEL, ())
-    deltas = [detokenizer.push([token]).text_delta for token in tokens]
-    if "<|" not in text:
-        assert "".join(deltas) == text
-        assert detokenizer.finish() == ("", None)
-        assert all("\ufffd" not in delta for delta in deltas) or "\ufffd" in text
-
-
 def test_a_character_is_never_split() -> None:
     tokens = BYTE_LEVEL.encode("日😀")
     assert len(tokens) > 2, "the case needs characters of several tokens"
@@ -170,22 +159,6 @@ def test_a_character_is_never_split() -> None:
     detokenizer = Detokenizer(BYTE_LEVEL, ())
     deltas += [detokenizer.push([token]).text_delta for token in tokens]
     assert [delta for delta in deltas if delta] == ["日", "😀"]
-
-
-def test_text_that_may_start_a_stop_is_held_back_and_let_go() -> None:
-    detokenizer = Detokenizer(BYTE_LEVEL, ("END",))
-    assert detokenizer.push(BYTE_LEVEL.encode("one EN")).text_delta == "one "
-    assert detokenizer.push(BYTE_LEVEL.encode("TRY E")).text_delta == "ENTRY "
-    assert detokenizer.finish() == ("E", None)
-
-
-def test_a_stop_across_pushes_cuts_before_it_and_counts_tokens() -> None:
-    detokenizer = Detokenizer(BYTE_LEVEL, ("\n\n", "never"))
-    assert detokenizer.push([*BYTE_LEVEL.encode("x = 1"), *BYTE_LEVEL.encode("\n")]).text_delta == "x = 1"
-    rest = [*BYTE_LEVEL.encode("\n"), *BYTE_LEVEL.encode("y")]
-    pushed = detokenizer.push(rest)
-    assert (pushed.text_delta, pushed.num_kept, pushed.stop) == ("", 1, "\n\n")
-    assert pushed.tokens == (("\n", 6),)
 
 
 AB = st.text("ab", min_size=1, max_size=8)

@@ -24,11 +24,6 @@ from tests.unit.gateway.rounds.verdicts import session_of
 PROMPT = (5, 6, 7)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return demo_tokenizer()
-
-
 def apply(session: Session, ids: Sequence[int], **fields: Any) -> RoundOutput:
     """A verdict of these ids, all but the last of them accepted drafts."""
     kinds = [*[pb.TOKEN_KIND_ACCEPTED] * (len(ids) - 1), pb.TOKEN_KIND_BONUS]

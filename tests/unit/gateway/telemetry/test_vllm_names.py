@@ -106,23 +106,13 @@ def test_what_answers_took(metrics: GatewayMetrics, ended: ChoiceSeries) -> None
     assert [total(samples, "vllm:request_success_total", finished_reason=each) for each in reasons] == [0, 1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("vllm:num_requests_waiting", 2),
-        ("vllm:num_requests_running", 3),
-        ("vllm:kv_cache_usage_perc", 0.25),
-    ],
-)
-def test_an_endpoint_picker_finds_the_series_of_its_default_flags(
-    metrics: GatewayMetrics, ended: ChoiceSeries, name: str, value: float
-) -> None:
+def test_an_endpoint_picker_finds_the_series_of_its_default_flags(metrics: GatewayMetrics, ended: ChoiceSeries) -> None:
     """It parses the text into families, takes a gauge by its name and then the newest sample, which is the last where
     none has a time. Names: defaultEngineConfigs of the Gateway API inference extension. lora_requests_info is absent,
     as in a vLLM without adapters.
     """
     families = {family.name: family for family in text_string_to_metric_families(text_of(metrics))}
-    assert families[name].type == "gauge"
-    assert families[name].samples[-1].value == value
+    names = ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc")
+    assert [families[f"vllm:{name}"].samples[-1].value for name in names] == [2, 3, 0.25]
     labels = families["vllm:cache_config_info"].samples[-1].labels
     assert (int(labels["block_size"]), int(labels["num_gpu_blocks"])) == (16, 100)

@@ -67,7 +67,7 @@ def test_tools_need_a_template_that_takes_them() -> None:
         (NO_TOOLS, "", "Four. <tool_call>"),
         (offer_of([ADD], "auto", None), "", "Four."),
         (offer_of([WEATHER], "required", None), "", written(BY_PARSER["hermes"], [ROME])),
-        (NO_TOOLS, of_schema({"type": "integer"}, "x", strict=False), "12"),
+        (NO_TOOLS, create_schema_grammar({"type": "integer"}, "x", strict=False), "12"),
     ],
     ids=["text", "calls may come", "calls must come", "a schema"],
 )

@@ -12,7 +12,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair
 from tests.unit.gateway.rounds.test_detokenizer import byte_level
 from tests.unit.gateway.scripted_pool import INFO, connection_of, link_of, served_model
-from tests.unit.gateway.workers.started import Parts
+from tests.unit.gateway.workers.started import CHAT, CODE, Parts
 
 
 def worker_info(trees: bool, context_limit: int = 512, num_kv_blocks: int = 100) -> pb.WorkerInfo:
@@ -32,10 +32,6 @@ def test_reports_of_the_workers_decide_the_offer(trees: tuple[bool, bool], refus
     connection.info, draft.info = (worker_info(each) for each in trees)
     why = served_model({"t": link_of(connection)}, {"d": link_of(draft)}).facts().no_trees
     assert (why is None) if refused is None else (why is not None and f"the {refused}" in why)
-
-
-CHAT, CODE = PoolSpec("chat", "target"), PoolSpec("code", "target", "coder")
-SMALL, TINY = PoolSpec("small", "draft", serves=("chat", "code")), PoolSpec("tiny", "draft", serves=("code",))
 
 
 async def test_a_head_is_paired_with_each_target_on_its_own(pools: Pools) -> None:

@@ -10,16 +10,13 @@ import pytest
 
 from gateway.coordinator import Coordinator
 from gateway.workers.member import State
-from gateway.workers.membership import Membership, PoolSpec
+from gateway.workers.membership import Membership
 from gateway.workers.worker_pools import Pools
 from outrider.wire.errors import IncompatiblePair
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.metrics import GatewayMetrics
 from tests.unit.gateway.scripted_pool import connection_of
-from tests.unit.gateway.workers.started import Parts, members
-
-CHAT, CODE = PoolSpec("chat", "target"), PoolSpec("code", "target", "coder")
-SMALL, TINY = PoolSpec("small", "draft", serves=("chat", "code")), PoolSpec("tiny", "draft", serves=("code",))
+from tests.unit.gateway.workers.started import CHAT, CODE, SMALL, TINY, Parts, members
 
 
 async def test_members_come_and_go_with_the_membership(pools: Pools) -> None:

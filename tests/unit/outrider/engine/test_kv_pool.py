@@ -5,23 +5,12 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable, KVPool, OutOfBlocks
 from tests.forked_table import forked
-
-
-def test_out_of_blocks_leaves_the_table_as_it_was() -> None:
-    pool = KVPool(3, block_size=4)
-    table, other = pool.new_table(), pool.new_table()
-    other.reserve(4)
-    table.reserve(4)
-    before = (list(table.blocks), table.num_tokens, pool.num_in_use)
-    with pytest.raises(OutOfBlocks, match=r"1 of 3 blocks free and 2 are needed"):
-        table.reserve(12)
-    assert (table.blocks, table.num_tokens, pool.num_in_use) == before
 
 
 def test_truncate_keeps_a_partly_filled_block_and_is_idempotent() -> None:
@@ -52,18 +41,6 @@ def test_a_fork_copies_the_shared_partial_block_when_it_writes() -> None:
     assert pool.num_in_use == 3
 
 
-def test_a_fork_rolled_back_into_a_shared_block_copies_it_too() -> None:
-    pool = KVPool(8, block_size=4)
-    table = pool.new_table()
-    table.reserve(8)
-    fork = forked(pool, table)
-    assert fork.truncate(5) == 0
-    assert fork.reserve(6) == [(table.blocks[1], fork.blocks[1])]
-    assert fork.truncate(4) == 1
-    assert fork.reserve(5) == []  # begins a block of its own
-    assert table.free() == 1 and fork.free() == 2
-
-
 def test_stored_tokens_are_rewritten_in_blocks_of_their_own() -> None:
     pool = KVPool(8, block_size=4)
     table = pool.new_table()
@@ -86,43 +63,6 @@ def test_stored_tokens_are_rewritten_in_blocks_of_their_own() -> None:
 def test_impossible_sizes_are_refused(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         KVPool(num_blocks, block_size)
-
-
-ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["new", "reserve", "truncate", "fork", "free"]), st.integers(0, 7), st.integers(0, 40)),
-    max_size=60,
-)
-
-
-@settings(max_examples=100)
-@given(ACTIONS, st.integers(1, 5))
-def test_references_always_equal_the_tables_that_hold_a_block(
-    actions: list[tuple[str, int, int]], block_size: int
-) -> None:
-    pool = KVPool(12, block_size)
-    tables = [pool.new_table()]
-    for action, which, num_tokens in actions:
-        table = tables[which % len(tables)]
-        if action == "new":
-            tables.append(pool.new_table())
-        elif action == "fork":
-            tables.append(forked(pool, table))
-        elif action == "free":
-            table.free()
-        elif action == "truncate":
-            table.truncate(num_tokens)
-        else:
-            try:
-                table.reserve(num_tokens)
-            except OutOfBlocks:
-                continue
-        held = [block for t in tables for block in t.blocks]
-        assert all(pool.num_references(block) == held.count(block) for block in range(1, 13))
-        assert pool.num_in_use == len(set(held))
-        assert all(len(t.blocks) == -(-t.num_tokens // block_size) for t in tables)
-    for table in tables:
-        table.free()
-    assert pool.num_in_use == 0
 
 
 SIZE = 4
@@ -176,24 +116,6 @@ def num_published(pool: KVPool) -> int:
     return sum(pool.prefix.is_published(block) for block in range(1, pool.num_blocks + 1))
 
 
-def test_publishing_continues_from_where_it_was_and_ignores_draft_tokens() -> None:
-    pool = KVPool(8, SIZE)
-    ids = [1, 2, 3, 4, 5, 6, 7, 8]
-    table = published(pool, ids[:5])
-    table.reserve(8)  # three guesses behind the committed five
-    pool.prefix.publish(table, ids[:5])
-    assert num_published(pool) == 1
-    pool.prefix.publish(table, ids)
-    assert match(pool, ids) == table.blocks
-
-
-def test_the_same_contents_are_held_once() -> None:
-    pool = KVPool(8, SIZE)
-    one, two = published(pool, [1, 2, 3, 4]), published(pool, [1, 2, 3, 4])
-    assert one.blocks == two.blocks and pool.num_in_use == 1
-    assert one.free() == 0 and two.free() == 1
-
-
 def test_a_prefix_loses_its_tail_first_and_the_longest_unused_before_others() -> None:
     pool = KVPool(6, SIZE)
     old, new = published(pool, [1] * 12), published(pool, [2] * 8)
@@ -205,28 +127,6 @@ def test_a_prefix_loses_its_tail_first_and_the_longest_unused_before_others() ->
     assert len(match(pool, [1] * 12)) == 2
     table.reserve(16)
     assert (len(match(pool, [1] * 12)), len(match(pool, [2] * 8))) == (0, 2)
-
-
-def test_a_published_block_is_not_written_while_others_read_it() -> None:
-    pool = KVPool(8, SIZE)
-    table = published(pool, [1, 2, 3, 4])
-    reader = pool.new_table()
-    pool.prefix.adopt(reader, [1, 2, 3, 4])
-    table.truncate(2)
-    copies = table.reserve(4)
-    assert copies == [(reader.blocks[0], table.blocks[0])] and table.blocks != reader.blocks
-    assert match(pool, [1, 2, 3, 4]) == reader.blocks
-
-
-def test_a_published_block_is_withdrawn_before_its_only_holder_writes_it() -> None:
-    pool = KVPool(8, SIZE)
-    table = published(pool, [1, 2, 3, 4])
-    table.truncate(2)
-    assert match(pool, [1, 2, 3, 4]) == table.blocks  # still whole
-    assert table.reserve(4) == []
-    assert match(pool, [1, 2, 3, 4]) == []
-    pool.prefix.publish(table, [1, 2, 9, 9])
-    assert match(pool, [1, 2, 9, 9]) == table.blocks
 
 
 NUM_BLOCKS = 7
@@ -376,20 +276,3 @@ def test_one_sequence_stays_consecutive_through_rollbacks() -> None:
         table.truncate(length - 3)
     first = table.blocks[0]
     assert table.blocks == list(range(first, first + len(table.blocks)))
-
-
-def test_reserve_takes_whole_blocks_and_reports_tokens() -> None:
-    pool = KVPool(8, block_size=4)
-    table = pool.new_table()
-    assert table.reserve(5) == []
-    assert (len(table.blocks), table.num_tokens, pool.num_in_use) == (2, 5, 2)
-    table.reserve(8)
-    assert len(table.blocks) == 2
-    table.reserve(3)  # room is there already
-    assert table.num_tokens == 8
-
-
-def test_the_trash_block_is_never_handed_out() -> None:
-    table = KVPool(5, block_size=1).new_table()
-    table.reserve(5)
-    assert TRASH_BLOCK not in table.blocks

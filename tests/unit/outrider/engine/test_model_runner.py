@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.settings.config import TargetConfig
 from tests import rounds
-from tests.forked_table import forked
 from tests.rounds import Fed, step
 from tests.tiny_models import tiny_llama
 
@@ -29,13 +27,13 @@ TOLERANCE = 1e-4
 VOCAB_SIZE = 97
 
 
-def load(folder: str, path: str, kv_cache_tokens: int = 2048) -> ModelRunner:
+def load(folder: str, path: str) -> ModelRunner:
     return load_runner(
         TargetConfig(
             model=folder,
             device="cpu",
             dtype="auto",
-            kv_cache_tokens=kv_cache_tokens,
+            kv_cache_tokens=2048,
             max_slots=8,
             context_limit=None,
             attention_path=path,
@@ -67,19 +65,6 @@ def some_ids(count: int, seed: int) -> list[int]:
     return rounds.some_ids(count, VOCAB_SIZE, seed)
 
 
-def test_forks_diverge_inside_a_shared_block(llama: ModelRunner) -> None:
-    trunk = Fed(llama, uncached(llama), some_ids(60, 1))
-    step(llama, [(trunk, 21, 0)])
-    branch = Fed(llama, uncached(llama), trunk.ids[:21] + some_ids(30, 2))
-    branch.table, branch.num_cached = forked(llama.pool, trunk.table), 21
-    assert step(llama, [(trunk, 27, 6), (branch, 26, 5)]) < TOLERANCE
-    assert step(llama, [(trunk, 28, 1), (branch, 27, 1)]) < TOLERANCE
-    trunk.table.free()
-    assert step(llama, [(branch, 30, 3)]) < TOLERANCE
-    branch.table.free()
-    assert llama.pool.num_in_use == 0
-
-
 def test_nothing_stale_is_read(llama: ModelRunner) -> None:
     """NaN in every block that nobody owns: a padding column that read one would spread it."""
     long, short = (Fed(llama, uncached(llama), some_ids(60, seed)) for seed in (1, 2))
@@ -102,20 +87,3 @@ def test_a_token_outside_the_vocabulary_changes_nothing(llama: ModelRunner, bad_
         llama.forward([Row.of(good, [1, 2, 3], 2, 1), Row.of(bad, [4, bad_id, 5], 0, 1)])
     assert (good.num_tokens, bad.num_tokens, len(bad.blocks)) == (2, 0, 0)
     good.free()
-
-
-@pytest.mark.parametrize("path", ["paged", "dense"])
-def test_a_full_cache_changes_nothing(folder: str, path: str) -> None:
-    runner = load(folder, path, kv_cache_tokens=48)
-    first, second = runner.pool.new_table(), runner.pool.new_table()
-    runner.forward([Row.of(first, [1, 2], 0, 0)])
-    with pytest.raises(OutOfBlocks, match="raise kv_cache_tokens"):
-        runner.forward([Row.of(first, [1] * 20, 2, 1), Row.of(second, [1] * 40, 0, 1)])
-    assert (first.num_tokens, second.num_tokens, runner.pool.num_in_use) == (2, 0, 1)
-
-
-def test_a_row_past_the_context_limit_is_refused(llama: ModelRunner) -> None:
-    table = llama.pool.new_table()
-    with pytest.raises(InvalidRequest, match="a row of 257 tokens is past the context limit, 256"):
-        llama.forward([Row.of(table, [1] * 257, 0, 1)])
-    assert table.num_tokens == 0

@@ -13,33 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
-from target_service.drafting.budget import VerifyBudget, VerifyChoice
-from target_service.drafting.draft_chooser import DraftChooser
-from target_service.drafting.proposal import Proposal
-from target_service.drafting.slot_candidates import Candidates
+from target_service.drafting.budget import VerifyBudget
 from target_service.step.verdicts import drafter_of
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
-from tests.unit.outrider.engine.speculation.test_growing_tree import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
-from tests.unit.target_service.drafting.unions import made, park
+from tests.unit.outrider.engine.speculation.test_growing_tree import NUM_TOKENS, TOLERANCE, decided, joint
+from tests.unit.target_service.drafting.unions import PROMPT, UNION, Token, guesses, made, park, proposal_of
 
 __all__ = ["every_draw"]
-PROMPT = [7, 8, 9]
 VOCAB = 3
-UNION = Drafter.NGRAM_AND_MODEL
 DRAWN = SamplingParams(temperature=1.0)
 Ends = Callable[[Prefix], bool]
-Token = tuple[int, Any]
-"""A draft token, and what it was sampled from or None."""
-
-
-def guesses(*ids: int) -> list[Token]:
-    return [(token_id, None) for token_id in ids]
-
-
-def proposal_of(drafting: DraftChooser, found: Candidates, num_offers: int) -> Proposal:
-    return drafting.proposal(found, VerifyChoice(num_offers, False))
 
 
 TARGET, DRAFT, OWN = random_law(VOCAB, 1), random_law(VOCAB, 2), random_law(VOCAB, 3)
@@ -211,4 +195,4 @@ class TestExactLaw:
         both = mean(2, (DRAFT, OWN))
         for law in (DRAFT, OWN):
             alone = 1.0 + sum(min(TARGET(()).prob(i), law(()).prob(i)) for i in range(VOCAB))
-            assert both > alone + BROKEN
+            assert both > alone + 1e-3

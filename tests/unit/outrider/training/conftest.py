@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.heads.checkpoint import TargetFiles
+from outrider.training import optimizing
 from outrider.training.teacher import Teacher
 from outrider.training.written import Answer, GenerationTask, generate
 from tests.tiny_models import tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine is good at."""
+    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 @pytest.fixture(scope="module")

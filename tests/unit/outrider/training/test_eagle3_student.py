@@ -17,7 +17,6 @@ from outrider.engine.heads.families import EAGLE3, family_of
 from outrider.engine.heads.head_loader import load_head
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
-from outrider.training import optimizing
 from outrider.training.eagle3_student import Eagle3, ProjectedHead, attend_masked, attention_mask
 from outrider.training.teacher import Batch, Teacher
 from outrider.training.written import Answer
@@ -67,12 +66,6 @@ def test_heads_that_have_keys_of_their_own_attend_as_groups_do() -> None:
     mask = attention_mask(6, 1, torch.device("cpu"))
     own, grouped = (attend_masked(query, key, value, mask, 0.3, repeats_heads=repeats) for repeats in (True, False))
     torch.testing.assert_close(own, grouped)
-
-
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 KEPT = torch.arange(3, 320, 2)

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from outrider.training import optimizing
 from outrider.training.losses import TargetDistribution, acceptance, divergence, loss_of
 
 LAW = torch.tensor([[0.75, 0.25]]).log()
@@ -37,9 +36,3 @@ def test_ids_outside_a_head_s_vocabulary_are_never_accepted() -> None:
     log_draft = torch.tensor([[0.6, 0.4]]).log()
     assert acceptance(law, log_draft).item() == pytest.approx(0.5 + 0.2)
     assert divergence(law, log_draft).item() == pytest.approx(0.5 * math.log(0.5 / 0.6) + 0.2 * math.log(0.2 / 0.4))
-
-
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)

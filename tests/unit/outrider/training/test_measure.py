@@ -6,17 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.training import optimizing
 from outrider.training.measure import measure_acceptance
 from outrider.training.student import Draft
 from outrider.training.teacher import Teacher
 from outrider.training.written import Answer
-
-
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 def test_a_target_accepts_itself_at_every_depth(folder: Path, teacher: Teacher, answers: list[Answer]) -> None:

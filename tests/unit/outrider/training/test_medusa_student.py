@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import MEDUSA, family_of
-from outrider.training import optimizing
 from outrider.training.medusa_student import Medusa
 from outrider.training.teacher import Batch, Teacher
 from outrider.training.written import Answer
 from tests.unit.outrider.training.tiny_training import says_the_same
-
-
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 def test_medusas_heads_read_the_row_before_what_they_skip(

@@ -14,12 +14,6 @@ from outrider.training.written import Answer
 from tests.unit.outrider.training.tiny_training import students
 
 
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
-
-
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "pass", "draft"])
 def test_an_update_in_bfloat16_is_nearly_the_same(
     kind: str,

@@ -13,19 +13,12 @@ import torch
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
 from outrider.papers.pass_drafter import PassDrafter
-from outrider.training import optimizing
 from outrider.training.pass_embeddings import LookaheadEmbeddings
 from outrider.training.teacher import Batch, Teacher
 from outrider.training.written import Answer
 from outrider.wire.settings.config import TargetConfig
 from tests.shrunk import shrunk
 from tests.tiny_models import random_model, save
-
-
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 @pytest.mark.parametrize("path", ["fused", "paged", "dense"])

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from outrider.engine.heads.checkpoint import TargetFiles
-from outrider.training import optimizing
 from outrider.training import run as running
 from outrider.training.medusa_student import Medusa
 from outrider.training.run import TrainingPlan, TrainingRun
@@ -18,12 +17,6 @@ from outrider.training.teacher import Teacher
 from outrider.training.written import Answer
 from outrider.wire.errors import ConfigError, OutriderError
 from tests.unit.outrider.training.tiny_training import students
-
-
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "pass", "draft"])

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from outrider.training import optimizing
 from outrider.training.teacher import Batch, Teacher, shuffled
 from outrider.training.written import Answer
 from outrider.wire.errors import ConfigError
@@ -42,12 +41,6 @@ def test_positions_that_are_trained_of_a_batch() -> None:
     assert batch.ids.tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 0, 0]]
     asked = [[places.nonzero()[:, 0].tolist() for places in batch.trained_mask(depth)] for depth in range(3)]
     assert asked == [[[2, 3, 4], [1, 2]], [[3, 4], [2]], [[4], []]]
-
-
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 def test_a_target_without_hidden_states_is_refused(teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import EAGLE3, family_of
-from outrider.training import optimizing
 from outrider.training.train_head import default_taps, exclude_overlaps, train
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.stop_flag import StopFlag, StopRequested
@@ -93,12 +92,6 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     )
     (tmp_path / "empty").mkdir()
     fails("has no config.json", target=str(tmp_path / "empty"))
-
-
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 def test_prompts_that_overlap_with_one_held_apart_are_left_out() -> None:

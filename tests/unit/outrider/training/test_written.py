@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.training import optimizing, written
+from outrider.training import written
 from outrider.training.train_head import frequent_ids
 from outrider.training.written import Answer, GenerationTask, draw, generate
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.stop_flag import StopRequested
-
-
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is good at."""
-    monkeypatch.setattr(optimizing, "has_bfloat16", lambda device: False)
 
 
 def test_writing_goes_on_with_the_same_text(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from target_service.leases.hold import PendingDraft, expected_arrival
+from target_service.leases.hold import PendingDraft
 from tests.unit.target_service.drafting.steps import budget, lease
 
 
@@ -22,13 +22,6 @@ class TestHold:
         assert budget().hold_until([pending(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
         assert budget(tokens_per_s=2500).hold_until([pending(near, 0.6)], 0.001) is None  # others would wait, too
         assert budget().hold_until([pending(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
-
-    def test_expected_drafts_are_distinguished_from_overdue_ones(self) -> None:
-        near = lease(now=0.0, eta_s=0.005)
-        assert expected_arrival(near, near.first, 0.001)[:3] == (pytest.approx(0.01), 0.005, True)
-        assert expected_arrival(near, near.first, 0.02) is None
-        unseen = lease()
-        assert expected_arrival(unseen, unseen.first, 0.001) is None
 
     def test_tokens_after_the_first_draft_token_count_as_long_as_they_are_worth_their_own_wait(self) -> None:
         lone, quick, slow = (lease(now=0.0, eta_s=0.007, gap_s=gap_s) for gap_s in (None, 0.0005, 0.005))

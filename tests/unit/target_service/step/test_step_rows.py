@@ -5,12 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.requests.params import SamplingParams
 from target_service.step.decide import until_grammar_fails
-from target_service.step.step_rows import Decided, walk
+from target_service.step.step_rows import Decided
 
 
 def test_what_was_accepted_before_its_grammar_fails_is_sound() -> None:
@@ -24,23 +22,3 @@ def test_what_was_accepted_before_its_grammar_fails_is_sound() -> None:
         assert until_grammar_fails(proposal, state, decided) == Decided(path, next_id)
     state = SimpleNamespace(params=SamplingParams(grammar="{}"), failure=lambda ids: "full")
     assert until_grammar_fails(proposal, state, decided) is None
-
-
-class TestGreedy:
-    TARGET = (3, 4, 5, 6)
-
-    @pytest.mark.parametrize(
-        ("draft", "expected"),
-        [
-            ([3, 4, 5], ((0, 1, 2), 6)),  # all accepted: bonus
-            ([9, 4, 5], ((), 3)),  # first wrong
-            ([3, 9, 5], ((0,), 4)),  # a match after a mismatch does not count
-            ([3, 4, 9], ((0, 1), 5)),
-            ([3, 4], ((0, 1), 5)),
-            ([], ((), 3)),  # plain
-        ],
-    )
-    def test_walk(self, draft: list[int], expected: tuple[tuple[int, ...], int]) -> None:
-        tree = DraftTree.of(draft, range(-1, len(draft) - 1))
-        decided = walk(tree, lambda node: self.TARGET[1 + node])
-        assert (decided.path, decided.next_id) == expected

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gateway.api.forms.messages_schemas import CountBody, MessagesBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.api.schemas.vllm import TokenizeBody
 from outrider.wire.errors import NoThreads
-from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
+from tests.unit.gateway.api.schemas.prompts_of import USER, called, chat_of, prompt_of, result, system
 
-USER = {"role": "user", "content": "a"}
 HEADER = "x-anthropic-billing-header: cc_version=2.1.0; cch=11111;"
-
-
-def result(content: Any = "failed", **fields: Any) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "call_1", "content": content, **fields}
-
-
-async def chat_of(*messages: dict[str, Any], template: str = PLAIN, **body: Any) -> str:
-    return await prompt_of("chat", {"messages": list(messages), **body}, template)
-
-
-def system(text: str, role: str = "system") -> dict[str, Any]:
-    return {"role": role, "content": text}
 
 
 async def test_an_agents_header_stays_out_of_system_blocks() -> None:

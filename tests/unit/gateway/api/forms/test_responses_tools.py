@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gateway.api.forms.responses_form import custom_input
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas.parsing import parse_body
 from outrider.wire.errors import InvalidRequest
-from tests.unit.gateway.api.schemas.prompts_of import prompt_of
-
-USER = {"role": "user", "content": "a"}
-SCHEMA = {"type": "object", "properties": {}}
-
-
-def system(text: str, role: str = "system") -> dict[str, Any]:
-    return {"role": role, "content": text}
+from tests.unit.gateway.api.schemas.prompts_of import SCHEMA, USER, prompt_of
 
 
 async def test_tools_that_the_server_has_not_are_left_out() -> None:

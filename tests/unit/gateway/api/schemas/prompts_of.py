@@ -23,6 +23,24 @@ PLAIN = (
     "{% endfor %}"
 )
 BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "responses": ResponsesBody, "messages": MessagesBody}
+USER = {"role": "user", "content": "a"}
+SCHEMA = {"type": "object", "properties": {}}
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "b", **fields}
+
+
+def result(content: Any = "failed", **fields: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "call_1", "content": content, **fields}
+
+
+def system(text: str, role: str = "system") -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+async def chat_of(*messages: dict[str, Any], template: str = PLAIN, **body: Any) -> str:
+    return await prompt_of("chat", {"messages": list(messages), **body}, template)
 
 
 def called(arguments: Any, **fields: Any) -> dict[str, Any]:

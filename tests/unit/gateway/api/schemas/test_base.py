@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 
 from gateway.api.schemas import base as base_schemas
 from gateway.api.schemas.openai import ChatBody
 from gateway.api.schemas.parsing import parse_body
-
-
-def said(**fields: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": "b", **fields}
+from tests.unit.gateway.api.schemas.prompts_of import said
 
 
 def test_what_is_ignored_is_named_once_in_the_log(

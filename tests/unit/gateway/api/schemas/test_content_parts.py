@@ -5,26 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from gateway.api.forms.messages_schemas import MessagesBody
-from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.schemas.openai import ChatBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.generation import ServedFacts
 from outrider.wire.errors import InvalidRequest
-from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
-
-BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "responses": ResponsesBody, "messages": MessagesBody}
-USER = {"role": "user", "content": "a"}
-
-
-def result(content: Any = "failed", **fields: Any) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "call_1", "content": content, **fields}
-
-
-async def chat_of(*messages: dict[str, Any], template: str = PLAIN, **body: Any) -> str:
-    return await prompt_of("chat", {"messages": list(messages), **body}, template)
+from tests.unit.gateway.api.schemas.prompts_of import BODIES, USER, called, chat_of, prompt_of, result
 
 
 async def test_results_of_tools_other_than_text() -> None:

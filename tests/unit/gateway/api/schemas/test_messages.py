@@ -9,22 +9,15 @@ from typing import Any
 import pytest
 
 from outrider.wire.errors import InvalidRequest
-from tests.unit.gateway.api.schemas.prompts_of import PLAIN, called, prompt_of
-
-USER = {"role": "user", "content": "a"}
-SCHEMA = {"type": "object", "properties": {}}
-
-
-def said(**fields: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": "b", **fields}
-
-
-def result(content: Any = "failed", **fields: Any) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "call_1", "content": content, **fields}
-
-
-async def chat_of(*messages: dict[str, Any], template: str = PLAIN, **body: Any) -> str:
-    return await prompt_of("chat", {"messages": list(messages), **body}, template)
+from tests.unit.gateway.api.schemas.prompts_of import (
+    SCHEMA,
+    USER,
+    called,
+    chat_of,
+    prompt_of,
+    result,
+    said,
+)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +93,6 @@ async def test_a_broken_call_in_the_past(arguments: Any, text: str) -> None:
     assert await prompt_of("messages", {"messages": messages}) == told
 
 
-def system(text: str, role: str = "system") -> dict[str, Any]:
-    return {"role": role, "content": text}
-
-
 async def test_the_number_and_size_of_tools_are_settings() -> None:
     def tools(count: int, text: str = "") -> list[Any]:
         return [{"type": "function", "function": {"name": f"f{at}", "description": text}} for at in range(count)]
@@ -120,3 +109,7 @@ async def test_the_number_and_size_of_tools_are_settings() -> None:
         with pytest.raises(InvalidRequest, match=words) as caught:
             await prompt_of("chat", {"messages": [USER], "tools": asked}, **settings)
         assert len(caught.value.message) < 120, "it does not print the list"
+
+
+async def test_reasoning_effort_is_a_variable_of_the_template() -> None:
+    assert await chat_of(USER, template="{{ reasoning_effort }}", reasoning_effort="low") == "low"

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.unit.outrider.client.conftest import gateway
 
-import pytest
-
-from tests.unit.outrider.client.scripted_gateway import ScriptedGateway, serving
-
-
-@pytest.fixture
-def gateway() -> Iterator[ScriptedGateway]:
-    with serving() as scripted:
-        yield scripted
+__all__ = ["gateway"]

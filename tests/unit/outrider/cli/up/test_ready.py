@@ -1,17 +1,13 @@
-"""What `outrider up` says when all is ready: its commands work as they are printed, but for files and keys."""
+"""A start by `outrider up` of workers that were named by hand."""
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 
 from outrider.cli.up.endpoints import Endpoints, Gateway, StartedWorker
-from outrider.cli.up.ready import show_ready
 from outrider.cli.up.supervisor import Supervisor
 from outrider.wire.errors import IncompatiblePair
 from outrider.wire.processes.stop_flag import StopFlag
@@ -35,13 +31,6 @@ NO_FLAGS: dict[str, dict[str, object]] = {
 class Quiet:
     def progress(self, part: str, state: str, detail: str) -> None:
         """Show nothing."""
-
-
-def said(gateway: dict[str, Any], endpoints: Endpoints = ENDPOINTS) -> str:
-    out = io.StringIO()
-    settings = merge_settings({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
-    show_ready(Console(file=out, width=300), endpoints, settings)
-    return out.getvalue()
 
 
 def test_a_draft_that_is_not_used_ends_the_start_of_a_pair_named_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_a_table_that_got_its_copy_before_memory_ran_out_keeps_its_tokens(
     feed(runner, one, ids)
     two, three = forked(runner.pool, one), runner.pool.new_table()
     longer, long = ids + some_ids(3, 12), some_ids(30, 13)
-    with pytest.raises(OutOfBlocks):
+    with pytest.raises(OutOfBlocks, match="raise kv_cache_tokens"):
         runner.forward([Row.of(two, longer, 20, 1), Row.of(three, long, 0, 1)])
     assert (two.num_tokens, three.num_tokens) == (20, 0)
     for table in (two, one):

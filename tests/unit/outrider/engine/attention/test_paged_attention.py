@@ -11,8 +11,8 @@ from outrider.engine.attention.paged_attention import TorchAttention
 from outrider.engine.attention.paged_plan import AttentionOptions, PagedPlan
 from outrider.engine.kv_pool import TRASH_BLOCK, KVPool
 from outrider.engine.step_plan import Row
+from tests.unit.outrider.engine.attention.tables import CPU
 
-CPU = torch.device("cpu")
 META = torch.device("meta")
 
 

@@ -11,8 +11,7 @@ from outrider.engine.attention.paged_plan import AttentionOptions, PagedPlan
 from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable, KVPool
 from outrider.engine.memory import masks_bytes
 from outrider.engine.step_plan import Row
-
-CPU = torch.device("cpu")
+from tests.unit.outrider.engine.attention.tables import CPU
 
 
 @st.composite

@@ -14,9 +14,7 @@ from outrider.engine.cuda.step_graphs import Graph
 from outrider.engine.loading.self_test import largest_error
 from outrider.engine.step_plan import Row
 from tests.unit.outrider.engine.cuda.cuda_tape import TapeMaker
-from tests.unit.outrider.engine.cuda.graphed import make
-
-MAX_ROWS = 3
+from tests.unit.outrider.engine.cuda.graphed import MAX_ROWS, make
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "phi3", "olmo2"])

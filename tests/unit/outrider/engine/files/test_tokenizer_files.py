@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from outrider.engine.model_check import Task, read_model
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
-from tests.unit.outrider.engine.files.folders import TEXT, change, refusal, with_fields, write
+from tests.unit.outrider.engine.files.folders import TEXT, Change, change, refusal, with_fields, write
 
 
 def test_a_tokenizer_that_lists_all_is_handed_on_as_it_is(folder: Path) -> None:
@@ -107,7 +106,6 @@ def test_a_sentencepiece_file_alone_is_served(folder: Path) -> None:
 
 
 NESTED = "[" * 200_000
-Change = Callable[[Path], object]
 
 
 def split_by(pattern: dict[str, Any]) -> Change:

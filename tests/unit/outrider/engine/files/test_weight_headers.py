@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
-from tests.unit.outrider.engine.files.folders import load_dense, refusal, with_fields
+from tests.unit.outrider.engine.files.folders import Change, load_dense, refusal, with_fields
 
 INDEX = "model.safetensors.index.json"
-Change = Callable[[Path], object]
 
 
 class Trap:

@@ -87,7 +87,7 @@ GLANCE = HeadFamily(
 
 # The test.
 
-VOCAB_SIZE, WIDTH, BLOCK, NUM_TOKENS = 24, 16, 4, 48
+VOCAB_SIZE, BLOCK, NUM_TOKENS = 24, 4, 48
 PROMPTS = ([3, 14, 15, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3])
 
 

@@ -17,22 +17,10 @@ from outrider.engine.heads.eagle3 import read_eagle3
 from outrider.engine.heads.families import family_of
 from outrider.wire.errors import ConfigError
 from tests.stack import DEMO_TARGET
-from tests.tiny_models import tiny_llama
 from tests.unit.outrider.engine.files.folders import refusal, with_fields
 from tests.unit.outrider.engine.heads.folders import files
 
 DEMO_HEAD = Path(DEMO_TARGET).parent / "eagle3"
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_llama(tmp_path_factory.mktemp("llama"), vocab_size=300)
-
-
-@pytest.fixture
-def folder(llama: str, tmp_path: Path) -> Path:
-    """A copy of the Llama that a test may change."""
-    return Path(shutil.copytree(llama, tmp_path / "model"))
 
 
 def test_a_head_is_no_deeper_than_its_tensors(tmp_path: Path) -> None:
@@ -79,7 +67,6 @@ def test_a_compressed_pickle_is_refused(tmp_path: Path) -> None:
 
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "num_hidden_layers": 1}
-MODEL = ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight")
 
 
 def test_an_ordinary_pickled_model_is_not_opened(tmp_path: Path) -> None:

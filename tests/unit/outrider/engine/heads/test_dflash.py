@@ -5,8 +5,7 @@ Everything runs in float64 and ends in float32, hence the tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,14 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead, read_dflash
 from outrider.engine.heads.families import DFLASH, family_of
 from outrider.engine.heads.head_files import HeadFiles
-from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.network import UNMAPPED
-from outrider.engine.heads.projection import Projection
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
-from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, MASK, BlockHead, default_taps
-from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, LAYERS, SHAPE, VOCAB, WIDTH, hidden_states
+from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, LAYERS, SHAPE, VOCAB, hidden_states
 
 TOLERANCE = 1e-6
 """Largest difference, as a share of the largest logit."""
@@ -178,54 +174,6 @@ def test_rows_that_begin_late_are_those_of_a_shorter_text(target_folder: str, tm
     assert difference([served.runner.forward([row])], [truth]) < TOLERANCE
 
 
-Fault = Callable[[HeadFiles], HeadFiles]
-
-
-def with_facts(**changes: Any) -> Fault:
-    return lambda files: replace(files, facts=replace(files.facts, **changes))
-
-
-def with_block(**changes: Any) -> Fault:
-    return lambda files: with_facts(block=replace(files.facts.block, **changes))(files)
-
-
-def shifted(by: int) -> Fault:
-    return lambda files: with_facts(taps=tuple(tap + by for tap in files.facts.taps))(files)
-
-
-def no_hidden_norm(files: HeadFiles) -> HeadFiles:
-    spec = replace(files.projection.spec, norms_output=False)
-    return replace(files, projection=Projection(spec, {"fc": files.projection.tensors["fc"]}))
-
-
-FAULTS: dict[str, Fault] = {
-    "taps one too early": shifted(-1),
-    "taps one too late": shifted(1),
-    "norm of the rows left out": no_hidden_norm,
-    "a causal block": with_facts(causal=(True, True)),
-    "another mask": with_block(mask_id=MASK - 1),
-    "the anchor's place read": with_block(from_anchor=True, size=BLOCK - 1),
-    "a window": with_facts(windows=(4, None)),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_reader_shows(fault: str, target_folder: str, tmp_path: Path) -> None:
-    files = FAULTS[fault](read(CASES["z-lab"], target_folder, tmp_path))
-    assert difference(Served(files).rounds(), expected(made(CASES["z-lab"], target_folder))) > CLEAR
-
-
-def test_features_that_a_layer_norms_show(target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_features = DFlashHead.read
-
-    def normed(self: Any, features: Tensor, *rest: Any) -> None:
-        read_features(self, self.layers[0].input_layernorm(features), *rest)
-
-    monkeypatch.setattr(DFlashHead, "read", normed)
-    served = Served(read(CASES["z-lab"], target_folder, tmp_path))
-    assert difference(served.rounds(), expected(made(CASES["z-lab"], target_folder))) > CLEAR
-
-
 @pytest.mark.parametrize(
     ("keys", "last"),
     [
@@ -248,29 +196,3 @@ def test_names_of_an_encoder_are_known(target_folder: str, tmp_path: Path) -> No
     folder = head.write(tmp_path, ZLAB, **{"encoder.fc.weight": fc, "encoder.output_norm_enc.weight": norm})
     files = read_dflash(Checkpoint(folder), TargetFiles(target_folder), is_dspark=False)
     assert difference(Served(files).rounds(), expected(head)) < TOLERANCE
-
-
-def settings(folder: str, **more: Any) -> DraftConfig:
-    return DraftConfig(model=folder, device="cpu", max_slots=2, kv_cache_tokens=256, **more)
-
-
-@pytest.mark.parametrize("name", ["z-lab", "speculators, windows"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 8e-2)])
-def test_a_loaded_head_is_ready_to_run(
-    name: str, dtype: str, tolerance: float, target_folder: str, tmp_path: Path
-) -> None:
-    head = made(CASES[name], target_folder)
-    folder = head.write(tmp_path, CASES[name].config)
-    loaded = load_head(settings(folder, dtype=dtype), target_folder, DFLASH)
-    facts, pool = loaded.facts, loaded.runner.pool
-    assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5, 0))
-    assert pool.num_blocks == 16
-    assert loaded.runner.kv_bytes_per_token == 2 * 2 * 32 * (4 if dtype == "float32" else 2)
-    rows = head.rows(hidden_states(NUM)).to(torch.bfloat16)
-    block = [7, *[MASK] * (BLOCK - 1)]
-    row = Row(pool.new_table(), [*[0] * NUM, *block], 0, BLOCK - 1, [], features=rows)
-    truth = head.forward(rows.double(), block)[0][1:]
-    assert difference([loaded.runner.forward([row])[:, head.ids]], [truth]) < tolerance
-    assert isinstance(loaded.path, HeadPath) and loaded.path.hidden.shape == (BLOCK - 1, WIDTH)
-    row.table.free()
-    assert pool.num_in_use == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.dflash import MarkovHead, read_dflash
+from outrider.engine.heads.dflash import read_dflash
 from outrider.engine.heads.families import DSPARK, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.step_plan import Row
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, MASK, RANK, BlockHead
 from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, VOCAB, WIDTH, hidden_states
-from tests.unit.outrider.engine.heads.test_dflash import BASE, CLEAR, NUM, TOLERANCE, Case, Served, difference
-from tests.unit.outrider.engine.heads.test_eagle3 import with_tensors
+from tests.unit.outrider.engine.heads.test_dflash import BASE, NUM, TOLERANCE, Case, Served, difference
 
 ANCHOR, PATH = 7, [32, 38, 46, 26]
 OWN: dict[str, Any] = {"leaves_out": (), "from_anchor": True}
@@ -123,43 +120,3 @@ def test_a_head_computes_what_its_layout_defines(
     path = PATH if head.from_anchor else PATH[:-1]
     assert files.facts.block.num_drafts == len(path) + 1
     assert difference([said(files, path)], [expected(head, path)]) < TOLERANCE
-
-
-Fault = Callable[[HeadFiles], HeadFiles]
-
-
-def no_bias(files: HeadFiles) -> HeadFiles:
-    tensors = {name: t for name, t in files.tensors.items() if not name.startswith("markov_head.")}
-    return replace(files, tensors=tensors, facts=replace(files.facts, markov_rank=0))
-
-
-def embedding_shifted(tensors: dict[str, Tensor]) -> None:
-    """As if the token before the one before were read."""
-    name = "markov_head.markov_w1.weight"
-    tensors[name] = tensors[name].roll(1, 0)
-
-
-FAULTS: dict[str, Fault] = {
-    "the bias left out": no_bias,
-    "the bias of another token": with_tensors(embedding_shifted),
-    "the anchor's place not read": lambda f: replace(
-        f, facts=replace(f.facts, block=replace(f.facts.block, from_anchor=False, size=BLOCK + 1))
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_reader_shows(fault: str, target_folder: str, tmp_path: Path) -> None:
-    case = CASES["SpecForge, rnn"]
-    files = FAULTS[fault](read(case, target_folder, tmp_path))
-    assert difference([said(files, PATH)], [expected(made(case, target_folder), PATH)]) > CLEAR
-
-
-def test_a_state_that_does_not_go_along_shows(
-    target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = MarkovHead.step
-    monkeypatch.setattr(MarkovHead, "step", lambda self, ids, hidden, states: step(self, ids, hidden, 0 * states))
-    case = CASES["SpecForge, rnn"]
-    files = read(case, target_folder, tmp_path)
-    assert difference([said(files, PATH)], [expected(made(case, target_folder), PATH)]) > CLEAR

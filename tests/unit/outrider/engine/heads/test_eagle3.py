@@ -6,7 +6,6 @@ Everything runs in float64 and ends in float32, hence the tolerance.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
 from outrider.engine.heads.network import UNMAPPED, CarryHead
-from outrider.engine.heads.projection import Projection
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
@@ -214,91 +212,12 @@ def test_a_head_computes_what_its_layout_defines(name: str, target_folder: str, 
     assert difference(served.all_logits(), expected(made(case, target_folder))) < TOLERANCE
 
 
-Fault = Callable[[HeadFiles], HeadFiles]
-
-
-def with_facts(**changes: Any) -> Fault:
-    return lambda files: replace(files, facts=replace(files.facts, **changes))
-
-
-def flipped(field: str) -> Fault:
-    return lambda files: with_facts(**{field: not getattr(files.facts, field)})(files)
-
-
-def shifted(by: int) -> Fault:
-    return lambda files: with_facts(taps=tuple(min(max(tap + by, 0), 8) for tap in files.facts.taps))(files)
-
-
-def with_tensors(change: Callable[[dict[str, Tensor]], None]) -> Fault:
-    def plant(files: HeadFiles) -> HeadFiles:
-        tensors = dict(files.tensors)
-        change(tensors)
-        return replace(files, tensors=tensors)
-
-    return plant
-
-
-def swap_halves(tensors: dict[str, Tensor]) -> None:
-    for name in "qkv":
-        at = f"layers.0.self_attn.{name}_proj.weight"
-        tensors[at] = torch.cat([tensors[at][:, WIDTH:], tensors[at][:, :WIDTH]], dim=1)
-
-
-def swap_norms(tensors: dict[str, Tensor]) -> None:
-    a, b = "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight"
-    tensors[a], tensors[b] = tensors[b], tensors[a]
-
-
-def absolute_ids(tensors: dict[str, Tensor]) -> None:
-    tensors["draft_ids"] = tensors["draft_ids"] - torch.arange(DRAFT_VOCAB)
-
-
-def no_projection_norm(files: HeadFiles) -> HeadFiles:
-    spec = replace(files.projection.spec, norm="none")
-    return replace(files, projection=Projection(spec, {"fc": files.projection.tensors["fc"]}))
-
-
-FAULTS: dict[str, Fault] = {
-    "taps one too early": shifted(-1),
-    "taps one too late": shifted(1),
-    "carry of the other kind": flipped("is_carry_normed"),
-    "residual of the other kind": flipped("norm_before_residual"),
-    "projection of the other kind": flipped("is_lm_head_normed"),
-    "feature before embedding": with_tensors(swap_halves),
-    "norms of feature and embedding swapped": with_tensors(swap_norms),
-    "d2t taken for ids": with_tensors(absolute_ids),
-    "norm before the map left out": no_projection_norm,
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        *(("original, pickled", fault) for fault in FAULTS if fault != "norm before the map left out"),
-        *(("speculators 3.1", fault) for fault in FAULTS),
-        ("norm of all taps", "norm before the map left out"),
-    ],
-)
-def test_a_fault_of_the_reader_shows(name: str, fault: str, target_folder: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    files = FAULTS[fault](read(case, target_folder, tmp_path))
-    assert difference(Served(files).all_logits(), expected(made(case, target_folder))) > CLEAR
-
-
 def test_decide_changes_what_a_file_leaves_open(target_folder: str, tmp_path: Path) -> None:
     files = read(CASES["speculators 3.1"], target_folder, tmp_path)
     head = Eagle3(**CASES["speculators 3.1"].head, residual_normed=True)
     served = Served(files)
     served.head.facts = replace(files.facts, norm_before_residual=True)
     assert difference(served.all_logits(), expected(head)) < TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["original, pickled", "speculators"])
-def test_the_norms_of_a_served_head_are_torchs(name: str, target_folder: str, tmp_path: Path) -> None:
-    """Which compute in one operation what transformers' do in six."""
-    head = Served(read(CASES[name], target_folder, tmp_path)).head
-    norms = [module for module in head.modules() if "RMSNorm" in type(module).__name__]
-    assert norms and {type(norm) for norm in norms} == {torch.nn.RMSNorm}
 
 
 def test_rows_of_padding_are_cut(target_folder: str, tmp_path: Path) -> None:

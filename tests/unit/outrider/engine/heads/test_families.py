@@ -10,10 +10,9 @@ import pytest
 from outrider.engine.heads import families
 from outrider.engine.heads.families import HeadFamily, family_of, is_same, pard_block
 from outrider.wire.errors import ConfigError
-from tests.unit.outrider.engine.heads.folders import files
+from tests.unit.outrider.engine.heads.folders import MODEL, files
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "num_hidden_layers": 1}
-MODEL = ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight")
 EAGLE1 = ("fc.weight", "embed_tokens.weight", "layers.0.self_attn.q_proj.weight")
 EAGLE3 = ("fc.weight", "lm_head.weight", "midlayer.hidden_norm.weight")
 

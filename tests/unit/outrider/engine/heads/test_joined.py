@@ -16,25 +16,18 @@ from outrider.engine.heads.families import EAGLE1, MTP, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import LoadedHead, load_head
 from outrider.engine.heads.joined import JoinedHead, read_eagle1, read_mtp
-from outrider.engine.heads.projection import Projection
 from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
-from tests.unit.outrider.engine.heads.joined_layouts import CASES, Joined, as_qwen, eagle1, in_target
-from tests.unit.outrider.engine.heads.layouts import LAYERS, WIDTH
+from tests.unit.outrider.engine.heads.joined_layouts import CASES, Made, eagle1, in_target
+from tests.unit.outrider.engine.heads.layouts import LAYERS
 from tests.unit.outrider.engine.heads.test_eagle3 import (
-    CLEAR,
     TOLERANCE,
-    Fault,
     Served,
     difference,
     expected,
-    with_tensors,
 )
 from tests.unit.outrider.engine.heads.test_wiring import NUM_TOKENS, seen_with
-
-Made = tuple[Joined, str, str]
-"""A head, its folder, and its target's."""
 
 
 def read(head: str, target: str) -> HeadFiles:
@@ -59,43 +52,6 @@ def test_a_head_computes_what_its_layout_defines(case: tuple[str, Made]) -> None
     assert files.facts.is_carry_normed == head.carry_normed
     assert files.undecided == (("is_carry_normed",) if name.startswith(("MTP of D", "MTP of G", "MTP of L")) else ())
     assert difference(logits_of(files), expected(head)) < TOLERANCE
-
-
-def norms_less_one(tensors: dict[str, Tensor]) -> None:
-    tensors.update({name: tensors[name] - 1 for name in ("enorm.weight", "hnorm.weight", "norm.weight")})
-
-
-def before_norm(files: HeadFiles) -> HeadFiles:
-    return replace(files, projection=Projection(replace(files.projection.spec, taps=(LAYERS - 1,)), {}))
-
-
-FAULTS: dict[str, Fault] = {
-    "feature before embedding": with_tensors(
-        lambda t: t.update({"eh_proj.weight": t["eh_proj.weight"].roll(WIDTH, 1)})
-    ),
-    "another hidden state": before_norm,
-    "norms of feature and embedding swapped": with_tensors(
-        lambda t: t.update({"enorm.weight": t["hnorm.weight"], "hnorm.weight": t["enorm.weight"]})
-    ),
-    "carry of the other kind": lambda f: replace(
-        f, facts=replace(f.facts, is_carry_normed=not f.facts.is_carry_normed)
-    ),
-    "norm before the lm_head left out": with_tensors(
-        lambda t: t.update({"norm.weight": torch.ones_like(t["norm.weight"])})
-    ),
-    "norms without the one that is added": with_tensors(norms_less_one),
-    "bias left out": with_tensors(lambda t: t.update({"eh_proj.bias": torch.zeros(WIDTH)})),
-}
-OF_EAGLE1 = ("feature before embedding", "another hidden state", "bias left out")
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_reader_shows(fault: str, tmp_path: Path) -> None:
-    made = [eagle1(tmp_path / "eagle1", bias=True)] if fault in OF_EAGLE1 else []
-    if fault != "bias left out":
-        made += [in_target(tmp_path / "glm", "glm4_moe", carry_normed=True), as_qwen(tmp_path / "qwen")]
-    for head, folder, target in made:
-        assert difference(logits_of(FAULTS[fault](read(folder, target))), expected(head)) > CLEAR
 
 
 def settings(folder: str, **more: Any) -> DraftConfig:

@@ -42,7 +42,7 @@ from tests.unit.outrider.engine.heads.layouts import (
     Eagle3,
     hidden_states,
 )
-from tests.unit.outrider.engine.heads.test_eagle3 import CLEAR, PROMPT, TOLERANCE, difference
+from tests.unit.outrider.engine.heads.test_eagle3 import PROMPT, TOLERANCE, difference
 from tests.unit.outrider.engine.heads.test_wiring import NUM_TOKENS, seen_with
 
 MASK, NUM_MASKS = 7, 3
@@ -76,9 +76,8 @@ def expected(head: Eagle3, rows: Tensor, ids: list[int]) -> Tensor:
     return head.forward(features, [*ids, *[MASK] * NUM_MASKS])[0][-1 - NUM_MASKS :]
 
 
-@pytest.mark.parametrize("fault", [None, "mask id", "mask before the map", "mask zero"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_head_fills_masks_as_it_was_trained(name: str, fault: str | None, target_folder: str, tmp_path: Path) -> None:
+def test_a_head_fills_masks_as_it_was_trained(name: str, target_folder: str, tmp_path: Path) -> None:
     """In one pass behind a cached prompt, from which the masks are then dropped again."""
     config, more = CASES[name]
     head = made(**more)
@@ -93,22 +92,14 @@ def test_a_head_fills_masks_as_it_was_trained(name: str, fault: str | None, targ
     taps = torch.stack([hidden_states(len(PROMPT))[tap] for tap in read.projection.spec.taps], dim=1)
     rows = read.projection.double().exact(taps)
     assert network.block is not None and network.block.feature is not None and network.block.mask_id == MASK
-    mask_id, feature = network.block.mask_id, network.block.feature
-    if fault == "mask id":
-        mask_id += 1
-    elif fault == "mask before the map":
-        feature = head.tensors["mask_hidden"].double().flatten()[:WIDTH]
-    elif fault == "mask zero":
-        feature = torch.zeros(WIDTH, dtype=torch.float64)
     table, logits = runner.pool.new_table(), []
     for first, end in ((0, 5), (5, 8)):
-        ids = [*PROMPT[first:end], *[mask_id] * NUM_MASKS]
-        fed = torch.cat([rows[first:end], feature.expand(NUM_MASKS, -1)])
+        ids = [*PROMPT[first:end], *[MASK] * NUM_MASKS]
+        fed = torch.cat([rows[first:end], network.block.feature.expand(NUM_MASKS, -1)])
         logits.append(runner.forward([Row(table, ids, first, 1 + NUM_MASKS, PROMPT, features=fed)])[:, head.ids])
         table.truncate(end)
     truth = torch.cat([expected(head, head.rows(hidden_states(len(PROMPT)))[:end], PROMPT[:end]) for end in (5, 8)])
-    found = difference(torch.cat(logits), truth)
-    assert found < TOLERANCE if fault is None else found > CLEAR
+    assert difference(torch.cat(logits), truth) < TOLERANCE
 
 
 def settings(folder: str, **more: Any) -> DraftConfig:

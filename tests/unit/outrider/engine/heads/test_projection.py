@@ -120,25 +120,16 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a header past the end": (lambda: struct.pack("<Q", 1 << 40) + b"{}", "cannot be read"),
     "cut off": (lambda: some_map("each").to_bytes()[:-1], "cannot be read"),
     "no spec": (lambda: safetensors.torch.save(some_map("each").tensors), "cannot be read"),
-    "a spec that is no object": (metadata("[3]"), "cannot be read"),
     "a spec that nests": (metadata("[" * 20000), "cannot be read"),
     "an unknown field": (
         metadata('{"taps": [1], "width": 4, "norm": "none", "epsilon": 0.1, "norms_output": false, "bias": 1}'),
         "bias Unexpected",
     ),
-    "a tap that is no number": (
-        metadata('{"taps": ["a"], "width": 4, "norm": "none", "epsilon": 0.1, "norms_output": false}'),
-        "taps.0 Input should be a valid integer",
-    ),
-    "a norm of the output that is no truth": (spec(norms_output=1), "norms_output Input should be a valid boolean"),
     "a norm of the output that is not there": (spec(norms_output=True), r"must have .*'output_norm': \(24,\)"),
     "no taps": (spec(taps=()), r"taps \[\], 0 in all"),
     "too many taps": (spec(taps=(1,) * 11), "11 in all"),
     "a tap too deep": (spec(taps=(1, 2, 9)), r"taps \[1, 2, 9\], 3 in all; .* must be 1 to 10 of the taps -1 to 8"),
-    "a tap below": (spec(taps=(1, 2, -2)), r"taps \[1, 2, -2\]"),
-    "an unknown norm": (spec(norm="layer"), "norm Input should be 'none', 'each' or 'all'"),
     "an epsilon that is no number": (spec(epsilon=float("nan")), "epsilon Input should be less than"),
-    "no width": (spec(width=0), "width Input should be greater than or equal to 1"),
     "a width that no memory holds": (spec(width=1 << 40), r"must have {'fc': \(1099511627776, 48\)"),
     "another width": (spec(width=OUT + 1), r"'fc': \(24, 48\).* must have {'fc': \(25, 48\)"),
     "fewer taps": (spec(taps=(1, 2)), r"'fc': \(24, 48\).* must have {'fc': \(24, 32\)"),
@@ -156,7 +147,6 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
     "float64": (tensors(lambda t: t.update(fc=t["fc"].double())), "float64"),
     "two dtypes": (tensors(lambda t: t.update(norm=t["norm"].bfloat16())), "the same for all"),
     "not a number": (tensors(lambda t: t["norm"][1].fill_(float("nan"))), "norm .* not finite"),
-    "infinite": (tensors(lambda t: t["fc"][2].fill_(float("inf"))), "fc .* not finite"),
 }
 
 

@@ -123,8 +123,7 @@ def float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def made(files: HeadFiles, sound: LoadedHead) -> LoadedHead:
     """Return what these files give, without the tests of a load."""
-    tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in files.tensors.items()}
-    head = Eagle3Head.of(files.facts, tensors)
+    head = Eagle3Head.of(files.facts, float32(files.tensors))
     path, facts = HeadPath(head), sound.facts
     runner = ModelRunner(path, facts, KVPool(2 * MAX_TOKENS // path.block_size, path.block_size), head.device)
     runner.tree_refusal = None

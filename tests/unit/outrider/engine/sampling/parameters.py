@@ -72,3 +72,7 @@ def dense(law: TokenDistribution) -> torch.Tensor:
     probs = np.zeros(law.vocab_size)
     probs[slice(None) if law.ids is None else law.ids] = law.probs()
     return torch.from_numpy(probs)
+
+
+def random_logits(num_rows: int, vocab_size: int = 64, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))

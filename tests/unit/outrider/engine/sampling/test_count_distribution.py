@@ -29,7 +29,7 @@ from outrider.papers.count_tables import Bigram, Unigram
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
-from tests.unit.outrider.engine.sampling.counted import DRAFTERS, PARAMS, opened, state_of
+from tests.unit.outrider.engine.sampling.counted import DRAFTERS, PARAMS, SEQUENCE, VOCAB, K, opened, state_of
 from tests.unit.outrider.engine.sampling.test_acceptance_law import (
     TOLERANCE,
     HostBlockRound,
@@ -39,9 +39,6 @@ from tests.unit.outrider.engine.sampling.test_acceptance_law import (
     measured_law,
     random_law,
 )
-
-VOCAB, K = 3, 2
-SEQUENCE = [0, 1, 2, 0, 1, 1, 2, 1, 2, 0, 1]
 
 
 def law_at(follower: Follower, state: SamplingState, prefix: tuple[int, ...]) -> TokenDistribution | None:

@@ -12,16 +12,16 @@ from outrider.engine.sampling.device_sampling import argmax, cut, distributions,
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.wire.requests.params import SamplingParams
 from tests.unit.outrider.engine.sampling.drawing import cut_dense, draw, draw_weights
-from tests.unit.outrider.engine.sampling.parameters import TOGETHER, params_of, state
-
-INF = math.inf
-EOS = (7, 11)
-PROMPT = (1, 2, 3, 2, 40)
-OUTPUT = (5, 5, 2, 9)
-
-
-def random_logits(num_rows: int, vocab_size: int = 64, seed: int = 0) -> Tensor:
-    return 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
+from tests.unit.outrider.engine.sampling.parameters import (
+    EOS,
+    INF,
+    OUTPUT,
+    PROMPT,
+    TOGETHER,
+    params_of,
+    random_logits,
+    state,
+)
 
 
 def openai_penalties(params: SamplingParams, output: tuple[int, ...], scores: Tensor) -> Tensor:

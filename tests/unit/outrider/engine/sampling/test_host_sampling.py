@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,20 +14,10 @@ from outrider.engine.sampling.device_sampling import distributions, probabilitie
 from outrider.engine.sampling.host_sampling import HostLogits, distribution_of
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState, process_row, process_unchecked
 from outrider.wire.requests.params import SamplingParams
-from tests.unit.outrider.engine.sampling.parameters import dense, params_of, scores, state
+from tests.unit.outrider.engine.sampling.parameters import dense, params_of, random_logits, scores, state
 from tests.unit.outrider.engine.sampling.test_device_sampling import CASES, PREFIXES
-from tests.unit.outrider.engine.sampling.test_reported import random_logits
 
 INF = math.inf
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small operations: on a busy machine two threads wait for each other at every one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 CHAINS = st.fixed_dictionaries(

@@ -310,35 +310,6 @@ class TestPlantedFaults:
         by_token, by_block = both_rules(trunk)
         assert by_token < TOLERANCE and by_block > BROKEN
 
-    def test_the_longer_of_two_proposals(self) -> None:
-        """Each ends where it draws id 1."""
-
-        def longer(step: Step) -> Chain:
-            found = []
-            for segment in (step.length, step.length + 100):
-                step.chain = (segment,) * 3
-                found.append(step.chain[: next((j + 1 for j in range(3) if step.token(j) == 1), 3)])
-            return max(found, key=len)
-
-        assert min(both(Scheme(fixed(3), grow=longer, keep=lambda *_: ()), 3)) > BROKEN
-
-    def test_a_token_left_out_for_its_own_probability(self) -> None:
-        def likely(step: Step) -> int:
-            return next((j for j in range(3) if step.law(j).prob(step.token(j)) < 0.4), 3)
-
-        assert min(both(Scheme(likely))) > BROKEN
-
-    def test_all_or_nothing_by_the_first_token(self) -> None:
-        assert min(both(Scheme(lambda step: 3 * step.token(0)))) > BROKEN
-
-    def test_a_token_left_out_where_a_key_has_its_id(self) -> None:
-        """A node that is here as a key must not stand for the drawn one that comes after it."""
-
-        def not_a_key(step: Step) -> int:
-            return 0 if step.token(0) == 1 else 3
-
-        assert min(both(Scheme(not_a_key))) > BROKEN
-
 
 def both_rules(scheme: Scheme) -> tuple[float, float]:
     """Return the largest by token, the smallest or (where all are exact) largest by block."""
@@ -377,35 +348,10 @@ class TestNoiseThatTheDraftKnows:
 
 
 class TestPlantedFaultsOfKnownNoise:
-    def test_the_length_of_the_trunk_by_the_noise_of_its_bonus(self) -> None:
-        faulty = replace(KNOWN, include=lambda step: 1 + step.own_number(1).part([0.5]))
-        assert min(both(faulty)) > BROKEN
-
     def test_a_draft_in_or_out_by_the_noise_that_would_replace_it(self) -> None:
         faulty = Scheme(lambda step: step.own_number(0).part([0.5]))
         for rule in (accept_token_one, accept_block_one):
             assert off(replace(faulty, rule=rule), WIDE, 2) > BROKEN
-
-    def test_the_length_of_the_trunk_by_noise_that_a_later_step_uses(self) -> None:
-        faulty = replace(KNOWN, include=lambda step: 1 + step.own_number(3).part([0.5]))
-        assert min(both(faulty)) > BROKEN
-
-    def test_a_branch_there_or_not_by_the_noise_of_a_later_place(self) -> None:
-        """As where the likeliest keys of all places, by their noise, are grown first."""
-
-        def sure(step: Step, n: int, token_id: int) -> int:
-            return 1 * step.own_number(n + 2).part([0.5])
-
-        assert min(both(replace(KNOWN, branch=sure, grow=no_more_than_is_there))) > BROKEN
-
-    def test_drafts_drawn_with_it(self) -> None:
-        def drafts(step: Step, place: int) -> Hashable:
-            if place < len(step.chain):
-                return NoiseStream.DRAFT, step.length + place, step.chain[place]
-            return one_a_position(step, place)
-
-        for rule in (accept_token_one, accept_block_one):
-            assert off(Scheme(fixed(2), own_key=drafts, rule=rule), WIDE, 2) > BROKEN
 
 
 def with_own_drafts(rule: Callable[..., tuple[int, int]], pair: Pair, purpose: NoiseStream) -> float:
@@ -543,10 +489,3 @@ class TestTreesThatArriveInPart:
 class TestPlantedFaultsOfTrees:
     def test_a_sibling_left_out_for_its_value(self) -> None:
         assert tree_off(lambda step, prefix: 1 + (step.siblings((), 2)[1] == 0)) > BROKEN
-
-    def test_a_child_there_or_not_by_a_cousin_drawn_with_the_same_number(self) -> None:
-        def by_cousin(step: TreeStep, prefix: Prefix) -> int:
-            first = step.siblings((), 1)[0]
-            return 2 if not prefix else int(prefix[0] == first or step.siblings((first,), 1)[0] == 0)
-
-        assert tree_off(by_cousin) > BROKEN

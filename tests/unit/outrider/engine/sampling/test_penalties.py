@@ -6,20 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from outrider.engine.sampling.device_sampling import distributions
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked, sound_rows
 from outrider.wire.requests.params import SamplingParams
-from tests.unit.outrider.engine.sampling.parameters import TOGETHER, params_of, state
-
-INF = math.inf
-EOS = (7, 11)
-PROMPT = (1, 2, 3, 2, 40)
-
-
-def random_logits(num_rows: int, vocab_size: int = 64, seed: int = 0) -> Tensor:
-    return 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
+from tests.unit.outrider.engine.sampling.parameters import EOS, INF, PROMPT, TOGETHER, params_of, random_logits, state
 
 
 class TestProcess:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from outrider.engine.sampling.reported import pack_ranks, reported, unpack_ranks
 from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda, fake_cuda
+from tests.unit.outrider.engine.sampling.parameters import random_logits
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,6 @@ def test_a_prompts_scores_are_those_of_its_logits(device: FakeCuda) -> None:
         assert list(best) == laws[row].topk(2).indices.tolist()
     logits[2, 5] = torch.inf
     assert unpack_ranks(pack_ranks(logits, ids, 2).numpy(), 2) is None
-
-
-def random_logits(num_rows: int, vocab_size: int = 64, seed: int = 0) -> Tensor:
-    return 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
 
 
 class TestReported:

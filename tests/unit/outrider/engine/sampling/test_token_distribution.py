@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,15 +18,6 @@ from tests.unit.outrider.engine.sampling.drawing import cut_dense, draw
 from tests.unit.outrider.engine.sampling.parameters import dense, scores
 
 INF = math.inf
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small operations: on a busy machine two threads wait for each other at every one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class TestDraw:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.token_distribution import TokenDistribution
@@ -19,6 +20,7 @@ from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.plan import MAX_FED
 from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.engine.worker.open_slots import BareSlot
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.requests.speculation import Speculation
 
@@ -26,6 +28,9 @@ VOCAB_SIZE = 24
 PROMPT = [1, 2, 3]
 MAX_TOKENS = 200
 AUTO = Speculation(max_draft_tokens=16)
+REJECTION: dict[str, Any] = {"temperature": 1.0}
+COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUPLED}
+RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"])
 
 
 class Draft:

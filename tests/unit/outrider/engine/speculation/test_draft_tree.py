@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.speculation import Speculation
-from tests.unit.outrider.engine.speculation.growing import Draft
-
-VOCAB_SIZE = 24
-PROMPT = [1, 2, 3]
-REJECTION: dict[str, Any] = {"temperature": 1.0}
-COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUPLED}
-RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"])
+from tests.unit.outrider.engine.speculation.growing import PROMPT, REJECTION, RULES, VOCAB_SIZE, Draft
 
 
 @RULES

@@ -11,16 +11,9 @@ from outrider.engine.sampling.coupled import coupled_ranked
 from outrider.engine.sampling.penalties import LogitRow
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import MAX_RANKS
-from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
-from tests.unit.outrider.engine.speculation.growing import Draft
-
-VOCAB_SIZE = 24
-PROMPT = [1, 2, 3]
-REJECTION: dict[str, Any] = {"temperature": 1.0}
-COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUPLED}
-RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"])
+from tests.unit.outrider.engine.speculation.growing import PROMPT, REJECTION, RULES, VOCAB_SIZE, Draft
 
 
 @RULES

@@ -17,17 +17,11 @@ from outrider.engine.speculation.drawing import grow
 from outrider.engine.speculation.growing_tree import GrowingTree
 from outrider.engine.speculation.node_drafter import NodeDistribution
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
-from tests.unit.outrider.engine.speculation.growing import Draft
+from tests.unit.outrider.engine.speculation.growing import COUPLED, PROMPT, REJECTION, RULES, VOCAB_SIZE, Draft
 
-VOCAB_SIZE = 24
-PROMPT = [1, 2, 3]
 AUTO = Speculation(max_draft_tokens=16)
-REJECTION: dict[str, Any] = {"temperature": 1.0}
-COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUPLED}
-RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"])
 
 
 @RULES

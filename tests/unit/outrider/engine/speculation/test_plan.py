@@ -10,13 +10,8 @@ from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.plan import MAX_DEPTH, MAX_FED
 from outrider.engine.speculation.ranks import MIN_PROB
-from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.requests.speculation import Speculation
-from tests.unit.outrider.engine.speculation.growing import Draft
-
-REJECTION: dict[str, Any] = {"temperature": 1.0}
-COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUPLED}
-RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"])
+from tests.unit.outrider.engine.speculation.growing import REJECTION, RULES, Draft
 
 
 @RULES

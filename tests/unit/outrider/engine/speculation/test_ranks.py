@@ -6,7 +6,7 @@ from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.wire.requests.drafters import Drafter
 from tests.unit.outrider.engine.sampling.counted import DRAFTERS, PARAMS, opened, state_of
 
-VOCAB, K = 3, 2
+K = 2
 
 
 def test_a_slot_that_waits_is_drafted_for_once() -> None:

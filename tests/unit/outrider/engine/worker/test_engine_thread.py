@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.engine.worker.engine_thread import MAX_CONSECUTIVE_FAULTS, MEMORY_S, EngineThread, StepTimes
 from outrider.engine.worker.jobs import JobFault
-from tests.unit.outrider.wire.telemetry.test_metrics import Clock
+from tests.unit.clock import Clock
 
 POISON = "poison"
 

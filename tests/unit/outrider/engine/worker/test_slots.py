@@ -6,15 +6,6 @@ from outrider.engine.worker.slots import Slot, SlotTable
 from tests.unit.outrider.engine.worker.opened import PROMPT, feed, make_table, open_slot, params
 
 
-def test_all_drafts_accepted_leaves_the_draft_one_short() -> None:
-    """The draft fed the last committed token and K - 1 of its K tokens."""
-    slot = open_slot()
-    feed(slot, [5, 6, 7, 8, 20, 21])  # K = 3: 20, 21, 22 proposed
-    slot.commit_from(4, [20, 21, 22, 23])
-    assert slot.reconcile() == 6
-    assert slot.committed[6:] == [22, 23]  # to feed
-
-
 def test_rejected_draft_tokens_are_truncated_and_their_blocks_freed() -> None:
     slot = open_slot()
     feed(slot, [5, 6, 7, 8, 20, 21, 22, 23, 24])
@@ -28,17 +19,6 @@ def test_reconcile_never_keeps_the_last_committed_token() -> None:
     feed(slot, PROMPT)
     assert slot.reconcile() == 3
     assert slot.reconcile() == 3
-
-
-def test_draft_tokens_that_were_committed_later_are_kept() -> None:
-    """A late proposal's tokens may turn out right: compared by id, not by who sent them."""
-    slot = open_slot()
-    feed(slot, [5, 6, 7, 8, 20, 21, 22])
-    slot.commit_from(4, [20])
-    assert slot.reconcile() == 4  # the cap, though 20 is cached
-    feed(slot, [20, 21])
-    slot.commit_from(5, [21, 22, 40])
-    assert slot.reconcile() == 6
 
 
 def test_a_rewritten_past_is_compared_again() -> None:

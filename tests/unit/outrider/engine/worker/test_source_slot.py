@@ -8,16 +8,7 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
 from outrider.engine.worker.source_slot import SourceSlot
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.requests.params import SamplingParams
-from tests.unit.outrider.engine.worker.opened import feed
-
-
-def params(max_tokens: int = 20) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens)
-
-
-def make_table(num_blocks: int = 64, max_slots: int = 4, context_limit: int = 64) -> SlotTable:
-    return SlotTable(KVPool(num_blocks, block_size=4), max_slots, context_limit)
+from tests.unit.outrider.engine.worker.opened import feed, make_table, params
 
 
 def with_sources(num_blocks: int = 64, max_slots: int = 4) -> SlotTable:

@@ -11,23 +11,11 @@ import pytest
 
 from outrider.engine.files.tokenizer_files import read_tokenizer
 from outrider.wire.errors import ConfigError
-from tests.gguf_models import write_gguf
-from tests.tiny_models import tiny_llama
 from tests.unit.outrider.engine.files.gguf_refusals import refusal
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("transformers.integrations.gguf") is None, reason="this transformers reads no GGUF"
 )
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_llama(tmp_path_factory.mktemp("whole"), vocab_size=300)
-
-
-@pytest.fixture(scope="module")
-def file(plain: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_gguf(plain, tmp_path_factory.mktemp("gguf") / "tiny.Q8_0.gguf")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,23 +10,10 @@ import pytest
 from outrider.engine import checkup
 from outrider.engine.loading.vocabulary import read_vocabulary
 from outrider.wire.models.model_json import MAX_CONTAINERS
-from tests.tiny_models import tiny_llama
-from tests.unit.outrider.engine.files.folders import load_dense, refusal, with_fields, write
+from tests.unit.outrider.engine.files.folders import Change, load_dense, refusal, with_fields, write
 
 INDEX = "model.safetensors.index.json"
 NESTED = "[" * 200_000
-Change = Callable[[Path], object]
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_llama(tmp_path_factory.mktemp("llama"), vocab_size=300)
-
-
-@pytest.fixture
-def folder(llama: str, tmp_path: Path) -> Path:
-    """A copy of the Llama that a test may change."""
-    return Path(shutil.copytree(llama, tmp_path / "model"))
 
 
 @pytest.mark.parametrize(
@@ -37,25 +22,19 @@ def folder(llama: str, tmp_path: Path) -> Path:
         (write("config.json", NESTED), "config.json"),
         (write("config.json", b'{"a": "\xff"}'), "config.json"),
         (with_fields("config.json", num_hidden_layers=0), "config.json"),
-        (with_fields("config.json", num_hidden_layers=-1), "config.json"),
         (with_fields("config.json", num_hidden_layers=100_000), "config.json"),
         (with_fields("config.json", num_hidden_layers=2_000), "a network of more than 4096 modules"),
         (with_fields("config.json", num_labels=10**8), "config.json"),
         (with_fields("config.json", text_config={"num_labels": 10**8}), "config.json"),
         (with_fields("config.json", model_type="gpt_neo", attention_types=[[["global"], 10**9]]), "config.json"),
         (with_fields("config.json", max_position_embeddings=2**31 - 1), "config.json"),
-        (with_fields("config.json", max_position_embeddings=2**33), "config.json"),
-        (with_fields("config.json", max_position_embeddings=2**60), "config.json"),
         (with_fields("config.json", max_position_embeddings=10**30), "config.json"),
         (with_fields("config.json", vocab_size=10**9), "model.embed_tokens.weight is [300, 32]"),
         (with_fields("config.json", vocab_size=301), "model.embed_tokens.weight is [300, 32]"),
         (with_fields("config.json", head_dim=10**9), "q_proj.weight is [32, 32]"),
         (with_fields("config.json", mlp_bias=True, intermediate_size=10**9), "gate_proj.weight is [64, 32]"),
         (with_fields("generation_config.json", eos_token_id=-5), "generation_config.json"),
-        (with_fields("generation_config.json", eos_token_id=2**70), "generation_config.json"),
-        (with_fields("generation_config.json", eos_token_id="a"), "generation_config.json"),
         (with_fields("generation_config.json", eos_token_id=["a"]), "generation_config.json"),
-        (write("generation_config.json", NESTED), "generation_config.json"),
         (write("generation_config.json", "{"), "generation_config.json"),
         (write(INDEX, NESTED), INDEX),
         (write(INDEX, '{"weight_map": []}'), INDEX),

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.workers.retry_budget import REQUESTS_PER_RETRY, RESERVE_S, RetryBudget
 from outrider.wire.processes.health import ALONE_S, FIRST_PAUSE_S, MAX_PAUSE_S, CallOutcome, Health
-from tests.unit.outrider.wire.telemetry.test_metrics import Clock
+from tests.unit.clock import Clock
 
 
 @pytest.fixture

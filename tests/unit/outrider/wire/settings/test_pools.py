@@ -51,19 +51,6 @@ def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("unigram", "draft.drafter is 'unigram' and drafter_text is missing: name a text file to count in"),
-        ("ngram:a.txt", "draft.drafter_text is 'a.txt' and drafter 'ngram', which reads none; leave it out"),
-    ],
-)
-def test_a_drafter_without_its_text_or_with_a_needless_one_is_refused(said: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        merge_settings({}, {**NO_FLAGS, "draft": {"model": said}}, no_draft=False, no_ray=False)
-    assert error.value.message.startswith(message)
-
-
-@pytest.mark.parametrize(
     ("drafter", "message"),
     [
         ("unigram", "gateway.drafter is unigram and no target has a drafter_text to count in; name one"),
@@ -127,6 +114,11 @@ def test_what_is_wrong_is_named_with_pool_and_setting(change: dict[str, Any], me
     with pytest.raises(ConfigError) as caught:
         read({**CLUSTER, **change})
     assert message in caught.value.message
+
+
+def test_a_draft_flag_names_a_drafter_and_its_text() -> None:
+    with pytest.raises(ConfigError, match=r"drafter_text is 'a\.txt' and drafter 'ngram'"):
+        merge_settings({}, {**NO_FLAGS, "draft": {"model": "ngram:a.txt"}}, no_draft=False, no_ray=False)
 
 
 @pytest.mark.parametrize("key", ["labels", "num_cpus", "max"])

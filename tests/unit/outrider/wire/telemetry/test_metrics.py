@@ -6,20 +6,13 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from gateway.telemetry.vllm_names import ChoiceSeries, VllmNames
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.unit.clock import Clock
 
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 8), st.integers(0, 8)), max_size=60))
@@ -40,18 +33,6 @@ def test_rate_equals_a_count_from_the_start(rounds: list[tuple[float, int, int]]
 
 def families(registry: object) -> dict[str, Metric]:
     return {family.name: family for family in registry.collect()}  # type: ignore[attr-defined]
-
-
-def test_the_rate_as_it_is_scraped() -> None:
-    gateway = GatewayMetrics()
-    pair = gateway.pair("big", "small")
-    assert b'spec_acceptance_rate{draft="small",target="big"} NaN' in generate_latest(gateway.registry)
-    pair.window.add(4, 3)
-    gateway.pair("big", "other").window.add(2, 1)
-    text = generate_latest(gateway.registry)
-    assert b'spec_acceptance_rate{draft="small",target="big"} 0.75' in text
-    assert b'spec_acceptance_rate{draft="other",target="big"} 0.5' in text
-    assert "last 60 s" in families(gateway.registry)["spec_acceptance_rate"].documentation
 
 
 def test_histograms_of_times_reach_the_longest_request() -> None:

@@ -1,0 +1,7 @@
+"""Fixtures of the tests beside."""
+
+from __future__ import annotations
+
+from tests.unit.outrider.engine.files.conftest import file, folder, llama, plain
+
+__all__ = ["file", "folder", "llama", "plain"]
