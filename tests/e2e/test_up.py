@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from tests.e2e.process_tree import Command, Tree, tree
-from tests.e2e.test_tensor_parallel import wait_until
 from tests.stack import DEMO_DRAFT, DEMO_TARGET
+from tests.waiting import wait_until
 
 PLAIN = ("--no-ray", "--port", "0", "--grpc-port", "0")
 ROLES = ("target", "draft")
