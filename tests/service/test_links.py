@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -18,6 +17,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import IncompatiblePair, WorkerFault, WorkerLost
 from outrider.wire.protocol import PROTOCOL
+from tests.waiting import until
 
 
 class SilentTarget(target_pb2_grpc.TargetServiceServicer):
@@ -34,13 +34,6 @@ class SilentTarget(target_pb2_grpc.TargetServiceServicer):
         self.num_streams += 1
         async for _ in requests:
             pass
-
-
-async def until(check: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 10
-    while not check():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.02)
 
 
 async def serve(target: SilentTarget) -> tuple[grpc.aio.Server, int]:
