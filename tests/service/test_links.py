@@ -44,19 +44,20 @@ async def serve(target: SilentTarget) -> tuple[grpc.aio.Server, int]:
     return server, port
 
 
-def link_to(port: int, silence_s: tuple[float, float] = (4.0, 30.0)) -> WorkerLink:
-    async def accept(info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Any."""
+async def take_any(info: pb.WorkerInfo, link: WorkerLink) -> None:
+    """Accept every worker."""
 
+
+def link_to(port: int, silence_s: tuple[float, float] = (4.0, 30.0), **told: Any) -> WorkerLink:
+    """told: who is told, in place of nobody: accept, on_change, on_info."""
+    nobody = {"accept": take_any, "on_change": lambda before, after: None, "on_info": lambda info: None}
     return WorkerLink(
         "target",
         f"127.0.0.1:{port}",
         max_message_bytes=1 << 20,
         silence_s=silence_s,
-        accept=accept,
         count_bytes=lambda num_bytes: None,
-        on_change=lambda before, after: None,
-        on_info=lambda info: None,
+        **(nobody | told),
     )
 
 
@@ -136,16 +137,7 @@ async def test_a_link_outlives_its_streams_refusals_and_drains(caplog: pytest.Lo
         changes.append((before is not None, after is not None))
 
     heard: list[pb.WorkerInfo] = []
-    link = WorkerLink(
-        "target",
-        f"127.0.0.1:{port}",
-        max_message_bytes=1 << 20,
-        silence_s=(4.0, 30.0),
-        accept=accept,
-        count_bytes=lambda num_bytes: None,
-        on_change=changed,
-        on_info=heard.append,
-    )
+    link = link_to(port, accept=accept, on_change=changed, on_info=heard.append)
     try:
         await until(lambda: link.connection)
         first = link.connection
