@@ -15,8 +15,7 @@ import pytest
 
 from benchmarks.common import REPETITIVE, read_prompts
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, Speculation
-from tests.forked import run
-from tests.stack import DEMO_TARGET, Stack, running
+from tests.stack import Stack, running
 
 NUM_PROMPTS = 16
 MAX_TOKENS = 48
@@ -99,10 +98,3 @@ async def test_who_drafts_changes_no_coupled_text(invariant: Stack, temperature:
         drafted = await generate_all(invariant, prompts, temperature, len(prompts), drafter, max_tokens=32)
         assert [text.ids for text in drafted] == [text.ids for text in plain], drafter
         assert sum(text.num_accepted for text in drafted) > len(prompts), drafter
-
-
-def test_a_path_that_cannot_promise_it_is_refused() -> None:
-    made = run("target_service", "--model", DEMO_TARGET, "--batch-invariant", "--attention-path", "dense")
-    assert made.returncode == 1
-    assert "or leave out batch_invariant" in made.stderr
-    assert "Traceback" not in made.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -13,8 +13,7 @@ from outrider.client import AsyncClient, Choice, Speculation
 from tests.e2e.reference import Searched, beams
 from tests.e2e.streams import PROMPT
 from tests.e2e.test_parity import ENDINGS
-from tests.samples import total
-from tests.stack import DEMO_TARGET, Process, Stack, running
+from tests.stack import DEMO_TARGET, Stack
 
 MAX_TOKENS = 32
 NEAR_TIE = 1e-4
@@ -103,70 +102,3 @@ async def test_over_http_whole_and_as_a_stream(stack: Stack, client: AsyncClient
         rest = {"n": 3, "use_beam_search": True, "max_tokens": 8, "early_stopping": "never"}
         chat = (await http.post("/v1/chat/completions", json={"messages": messages} | rest)).raise_for_status().json()
         assert len(chat["choices"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("wishes", "param"),
-    [
-        ({"n": 1}, "n"),
-        ({"n": 129}, "n"),
-        ({"temperature": 0.7}, "temperature"),
-        ({"top_p": 0.9}, "top_p"),
-        ({"presence_penalty": 1.0}, "presence_penalty"),
-        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
-        ({"min_tokens": 3}, "min_tokens"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"stop": "x"}, "stop"),
-        ({"bad_words": ["x"]}, "bad_words"),
-        ({"best_of": 5}, "best_of"),
-        ({"length_penalty": 9.0}, "length_penalty"),
-        ({"early_stopping": "soon"}, "early_stopping"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction.content"),
-        ({"speculation": {"tree": "2x2"}}, "speculation.tree"),
-        ({"speculation": {"lenience": 0.5}}, "speculation.lenience"),
-        ({"speculation": {"drafter": "ngram"}}, "speculation.drafter"),
-        ({"max_tokens": 1900, "n": 32}, "max_tokens"),
-        ({"use_beam_search": False, "early_stopping": True}, "early_stopping"),
-        ({"use_beam_search": False, "length_penalty": 0.5}, "length_penalty"),
-    ],
-)
-def test_what_does_not_go_together_is_refused_by_name(stack: Stack, wishes: dict[str, Any], param: str) -> None:
-    body = {"prompt": "a", "n": 4, "use_beam_search": True, "max_tokens": 8} | wishes
-    reply = httpx.post(f"{stack.http}/v1/completions", json=body)
-    assert reply.status_code == 400, reply.text
-    error = reply.json()["error"]
-    assert error["param"] == param and param.rpartition(".")[2] in error["message"]
-
-
-@pytest.fixture(scope="module")
-def paced() -> Iterator[Stack]:
-    """A target that takes 30 ms longer a step, so that searches outlive a worker."""
-    with running(target_module="tests.e2e.faults.paced_target") as started:
-        yield started
-
-
-@pytest.mark.parametrize("name", ["draft", "target"])
-@pytest.mark.slow
-async def test_a_worker_killed_half_way_changes_no_answer(paced: Stack, name: str) -> None:
-    expected = (await asyncio.to_thread(beams, DEMO_TARGET, [PROMPT], 4, 96, 1.0, False))[0]
-
-    def num_rounds() -> float:
-        return total(paced.metrics(), "spec_rounds_total")
-
-    async with AsyncClient(paced.grpc) as client:
-        before = num_rounds()
-        answers = asyncio.create_task(search(client, PROMPT, 4, 1.0, False, max_tokens=96))
-        while num_rounds() < before + 5:
-            await asyncio.sleep(0.02)
-            assert not answers.done()
-        worker: Process = getattr(paced, name)
-        worker.kill()
-        if name == "target":
-            setattr(paced, name, await asyncio.to_thread(worker.again))
-        found = await answers
-    assert not differences(found, expected)
-    if name == "draft":
-        assert found[0].usage.num_plain_steps > 5
-        setattr(paced, name, await asyncio.to_thread(worker.again))

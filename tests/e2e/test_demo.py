@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from outrider.cli.demo.demo import report
-from outrider.cli.demo.demo_parts import DemoPart, before_edit
-from outrider.cli.demo.demo_runs import Comparison, DemoOutput, Measurement, Pair, compare
-from outrider.client import Speculation, Usage
+from outrider.cli.demo.demo_parts import before_edit
+from outrider.cli.demo.demo_runs import DemoOutput, compare
+from outrider.client import Usage
 from outrider.lab.models.reference_generate import Generated
 from outrider.lab.models.reference_generate import compare as judged
 from outrider.wire.processes.stop_flag import StopFlag, StopRequested
@@ -57,24 +55,6 @@ def test_the_demo_shows_what_speculation_did_and_proves_the_text() -> None:
     assert "matches target alone: yes (60 answers, 960 tokens" in out
     assert "about a minute, 10 at most" in command.log(), "the longest silence is announced"
     command.end()
-
-
-def test_a_difference_and_what_does_not_pay_are_shown_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = DemoOutput(PROMPT, "", [1] * 24, Usage(9, 24, 0, 0, 0, 24, 0, 0), 3.0)
-    slow = DemoOutput(PROMPT, "", [1] * 24, Usage(9, 24, 8, 40, 16, 0, 0, 0), 4.0)
-    fast = DemoOutput(PROMPT, "", [1] * 24, Usage(9, 24, 8, 40, 16, 0, 0, 0), 1.5)
-    parts = [DemoPart(name, "", (PROMPT,), Speculation()) for name in ("fast", "slow")]
-    measured = [Measurement([Pair((plain, plain), (one, replace(one)))]) for one in (fast, slow)]
-    difference = {"answer": 6, "position": 5, "expected": 11, "found": 12, "top2_gap": 3e-6}
-    report(parts, measured, Comparison(8, 192, [difference]))
-    out = capsys.readouterr().out
-    assert re.search(r"fast +2\.00x +0\.40 \(32/80\) +3\.00 +4 of 4", out)
-    assert re.search(r"slow +0\.75x +0\.40 \(32/80\) +3\.00 +3 of 4", out)
-    assert "slow does not pay on this machine: a round with drafts takes 4.0 times as long as a plain step, and" in out
-    assert "fast does not pay" not in out
-    assert "answer 6 differs at position 5: token 12, the target alone says 11" in out
-    assert "3e-06 apart, a near-tie" in out
-    assert "matches target alone: no" in out
 
 
 def test_before_an_edit_a_line_is_not_there_yet() -> None:

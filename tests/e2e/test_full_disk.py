@@ -35,11 +35,11 @@ def writes_to(pid: int, path: Path) -> bool:
     return str(path) in found
 
 
-@pytest.fixture(params=[pytest.param("text", marks=pytest.mark.slow), "json"])
-def pools(request: pytest.FixtureRequest) -> Iterator[Pools]:
+@pytest.fixture
+def pools() -> Iterator[Pools]:
     """All three parts, at the level at which they say most."""
     made = Pools([], [], [])
-    loud = ["--log-level", "debug", "--log-format", request.param]
+    loud = ["--log-level", "debug", "--log-format", "json"]
     try:
         made.targets.append(OnFullDisk("target_service", ["--model", DEMO_TARGET, *loud], stderr_path=FULL, wait=False))
         made.drafts.append(OnFullDisk("draft_service", ["--model", DEMO_DRAFT, *loud], stderr_path=FULL, wait=False))

@@ -85,12 +85,3 @@ def test_an_answer_from_descriptors_alone(stack: Stack) -> None:
     assert rounds[-1]["finish_reason"] == "FINISH_REASON_LENGTH"
     assert rounds[-1]["usage"]["num_completion_tokens"] == 24
     assert "".join(each.get("text_delta", "") for each in rounds)
-
-
-@pytest.mark.parametrize("name", ["draft", "target"])
-def test_a_worker_says_what_it_is_to_a_client_without_stubs(stack: Stack, name: str) -> None:
-    with grpc.insecure_channel(address_of(stack, name)) as channel:
-        (info,) = Reflected(channel).call(SERVICES[name], "GetInfo", {})
-    assert info["vocab_size"] == 4096
-    assert info["pid"] == (stack.draft if name == "draft" else stack.target).pid  # type: ignore[union-attr]
-    assert info["attention_path"] in ("fused", "paged")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,18 +17,17 @@ import pytest
 from outrider.client import AcceptanceRule, AsyncClient, Completion, Speculation
 from outrider.wire.requests.params import SamplingParams
 from tests.e2e.streams import Seen, plain, speculative
-from tests.e2e.test_pools import connected, member_of, until
+from tests.e2e.test_pools import connected, member_of
 from tests.random_heads import random_eagle3
 from tests.samples import total
 from tests.service.reference_model import ReferenceModel
 from tests.stack import Pools, Process, read_metrics, running_pools, wait_until_nothing_is_held
 from tests.tiny_models import tiny_llama
+from tests.waiting import until
 
 VOCAB_SIZE = 24
 """So few that drafts of a head of random weights are kept now and then."""
 CONTEXT = 1024
-NUM_CROWD, NUM_TOKENS = 16, 140
-"""Answers that begin together, and no cache can hold to their end."""
 COUPLED = {"temperature": 1.0, "ignore_eos": True}
 RETURNS = re.compile("p?(sp)*s")
 """Drafts, plain rounds without them, drafts again."""
@@ -135,36 +134,6 @@ async def test_a_draft_killed_in_mid_answer_reads_rows_again_and_its_head_goes_w
     assert RETURNS.fullmatch(seen.phases), seen.phases
     question.assert_right(reference, seen.ids)
     assert num_rows(pools.drafts[0], "received") > 0
-
-
-@pytest.mark.slow
-async def test_an_answer_that_moves_between_targets_is_drafted_for_at_each(
-    pools: Pools, reference: ReferenceModel
-) -> None:
-    question, seen = Question.new(), Seen()
-    async with AsyncClient(pools.grpc()) as client:
-        stream = client.stream(**question.options(200))  # type: ignore[arg-type]
-        await seen.read(stream, speculative(5))
-        name, target = await asyncio.to_thread(member_of, pools, "target")
-        target.kill()
-        await seen.read(stream, lambda rounds: False)
-        assert len(seen.ids) == 200 and sum(each.num_drafted > 0 for each in seen.rounds[-30:]) > 10
-        question.assert_right(reference, seen.ids)
-        await asyncio.to_thread(pools.restart, target)
-        await until(lambda: connected(pools.http(), name))
-        again = next(each for each in pools.targets if each.address == target.address)
-        await until_drafted(client, reference, lambda: num_rows(again, "sent") > 0)
-
-
-async def until_drafted(client: AsyncClient, reference: ReferenceModel, check: Callable[[], bool]) -> None:
-    """Ask until something is seen, one thing after the other; which target answers goes by the prompt."""
-    for _ in range(20):
-        question = Question.new()
-        made = await answer(client, question)
-        question.assert_right(reference, ids_of(made))
-        if made.usage.num_draft_tokens and await asyncio.to_thread(check):
-            return
-    raise AssertionError("no answer was drafted for as it should be")
 
 
 async def test_rows_begin_behind_what_the_target_has_cached(

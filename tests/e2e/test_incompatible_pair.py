@@ -6,29 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.forked import REPO, clean_environment, run
-from tests.stack import Process
 from tests.tiny_models import tiny_llama
-
-
-def refusal(target: Process, draft_folder: Path) -> str:
-    """Return what a gateway that starts with this draft says of it: it serves all the same."""
-    draft = Process("draft_service", ["--model", str(draft_folder)])
-    args = ["--target", target.address, "--draft", draft.address, "--port", "0", "--grpc-port", "0"]
-    try:
-        gateway = Process("gateway", args)
-        try:
-            said = httpx.get(f"http://{gateway.ready['http']}/readyz").json()
-        finally:
-            gateway.stop()
-    finally:
-        draft.stop()
-    assert said["ready"] is True
-    (line,) = said["refused"]
-    return str(line)
 
 
 def test_a_target_that_is_not_there_is_named() -> None:

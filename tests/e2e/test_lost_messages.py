@@ -6,20 +6,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from outrider.client import AsyncClient
 from tests.e2e.reference import assert_target_alone
 from tests.message_relay import MessageRelay, kind_of
 from tests.stack import DEMO_TARGET, Process, Stack
 
 
-@pytest.mark.parametrize("module", ["gateway", pytest.param("tests.turns_gateway", marks=pytest.mark.slow)])
 async def test_an_answer_whose_extends_are_lost_goes_on_when_it_is_extended_again(
-    stack: Stack, dev_prompts: list[str], module: str
+    stack: Stack, dev_prompts: list[str]
 ) -> None:
     """So many in a row that the target comes to its lease's end, and waits."""
-    num_extends, num_tokens = 0, 400 if module == "gateway" else 12
+    num_extends, num_tokens = 0, 400
 
     def lose(item: Any) -> Sequence[float]:
         nonlocal num_extends
@@ -30,7 +27,7 @@ async def test_an_answer_whose_extends_are_lost_goes_on_when_it_is_extended_agai
     async with MessageRelay(stack.target.address, lose) as relay:
         args = ["--target", relay.address, "--draft", stack.draft.address, "--port", "0", "--grpc-port", "0"]
         args += ["--target-for-draft", stack.target.address]
-        gateway = await asyncio.to_thread(Process, module, args)
+        gateway = await asyncio.to_thread(Process, "gateway", args)
         try:
             async with AsyncClient(str(gateway.ready["grpc"])) as client:
                 told = await client.generate(

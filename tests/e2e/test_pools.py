@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -14,6 +14,7 @@ from tests.e2e.scripted_registry import ScriptedRegistry
 from tests.e2e.streams import PROMPT, Seen, greedy, speculative
 from tests.samples import total
 from tests.stack import Pools, Process, read_metrics, running_pools
+from tests.waiting import until
 
 NUM_TOKENS = 160
 NOTICED_S = 15.0
@@ -166,10 +167,3 @@ async def test_a_registry_adds_drains_and_removes_members(pools: Pools, expected
 
 def connected(url: str, member: str) -> bool:
     return total(read_metrics(f"{url}/metrics"), "outrider_worker_connected", member=member) == 1
-
-
-async def until(check: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 20
-    while not check():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.1)

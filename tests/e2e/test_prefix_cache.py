@@ -11,17 +11,12 @@ from dataclasses import dataclass
 import pytest
 
 from outrider.client import AsyncClient, Usage
-from tests.samples import total
 from tests.stack import Stack, read_metrics, running, wait_until_nothing_is_held
 from tests.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # grpc.aio does not stand several loops in one process
 
 VOCAB_SIZE = 320
-NUM_SHARED = 1500
-NUM_WHOLE = 1488
-MAX_RATIO = 0.3
-NUM_TRIES = 3
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +80,6 @@ async def test_speculation_over_cached_prompts_gives_the_same_text_and_salts_kee
     assert all(timed.usage.num_draft_tokens for timed in (cold, warm))
 
 
-async def test_answers_to_one_prompt_share_it(wide_stack: Stack) -> None:
-    """Even side by side: prompts are fed first come first served, and a later one adopts what an earlier one left."""
-    prompt, count = some_ids(1000, 700), 4
-    before = hits(wide_stack, "target")
-    async with AsyncClient(wide_stack.grpc) as client:
-        wishes = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, "speculation": False}
-        cold = await client.generate(prompt_ids=prompt, n=count, **wishes)
-        assert hits(wide_stack, "target") - before >= (count - 2) * 992
-        warm = await client.generate(prompt_ids=prompt, n=count, **wishes)
-    assert cold.usage.num_cached_prompt_tokens == 0 and warm.usage.num_cached_prompt_tokens == 992
-    texts = {tuple(token.id for token in choice.tokens) for choice in (*cold.choices, *warm.choices)}
-    assert len(texts) == 1
-
-
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_llama(tmp_path_factory.mktemp("narrow"), VOCAB_SIZE, sharpness=3.0)
@@ -132,23 +113,3 @@ async def answers_of(stack: Stack, prompts: list[list[int]], salts: list[str]) -
 
     async with AsyncClient(stack.grpc) as client:
         return list(await asyncio.gather(*map(one, [client] * len(prompts), prompts, salts)))
-
-
-async def test_the_targets_first_token_comes_early_for_a_known_prefix(wide_stack: Stack) -> None:
-    ratios, hits_before = [], hits(wide_stack, "target")
-    counted_before = total(wide_stack.metrics(), "outrider_cached_prompt_tokens_total")
-    async with AsyncClient(wide_stack.grpc) as client:
-        for attempt in range(NUM_TRIES):
-            shared = some_ids(NUM_SHARED, attempt)
-            first = await ask(client, shared + some_ids(20, 100 + attempt))
-            prompt = shared + some_ids(20, 200 + attempt)
-            second = await ask(client, prompt)
-            cold = await ask(client, prompt, cache_salt=f"cold {attempt}")
-            cached = [timed.usage.num_cached_prompt_tokens for timed in (first, second, cold)]
-            assert cached == [0, NUM_WHOLE, 0]
-            assert second.ids == cold.ids
-            ratios.append(second.first_s / min(first.first_s, cold.first_s))
-    assert min(ratios) < MAX_RATIO, ratios
-    assert hits(wide_stack, "target") - hits_before == NUM_TRIES * NUM_WHOLE
-    counted = total(wide_stack.metrics(), "outrider_cached_prompt_tokens_total")
-    assert counted - counted_before == NUM_TRIES * NUM_WHOLE

@@ -15,7 +15,7 @@ from deploy.placement import ClusterNode, place
 from outrider.wire.settings.system import SystemConfig
 from tests.e2e.process_tree import Tree, tree
 from tests.e2e.test_ray import get_info, launched, settings, wait_for_new_life
-from tests.e2e.test_tensor_parallel import wait_until
+from tests.waiting import wait_until
 
 TARGET, DRAFT = {"tensor_parallel": 2, "device": "cpu"}, {"device": "cpu"}
 """Each test is told where the target is; with a port of its own it comes back there."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -93,19 +92,3 @@ async def test_complete_answers_follow_their_schema_whatever_is_drafted(
         return
     plain = await answers(exact, num_schemas, ASKED[rule], is_drafted=False)
     assert (plain.texts, plain.num_accepted) == (drafted.texts, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["greedy", "rejection", "coupled"])
-async def test_a_draft_that_is_killed_half_way_changes_nothing(rule: str, tmp_path_factory: Any) -> None:
-    with running(target_args=("--batch-invariant",), log_folder=tmp_path_factory.mktemp("killed")) as stack:
-        started_s = time.monotonic()
-        plain = await answers(stack, 60, ASKED[rule], is_drafted=False)
-        taken_s = time.monotonic() - started_s
-        running_on = asyncio.create_task(answers(stack, 60, ASKED[rule], is_drafted=True))
-        await asyncio.sleep(taken_s / 3)
-        assert stack.draft is not None and not running_on.done()
-        stack.draft.kill()
-        found = await running_on  # each that is complete was validated
-        assert found.num_complete > 0
-        assert rule == "rejection" or found.texts == plain.texts

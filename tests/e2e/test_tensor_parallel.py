@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,12 +14,11 @@ import pytest
 from outrider.client import Choice, Client, Speculation
 from tests.e2e.reference import assert_target_alone
 from tests.stack import DEMO_TARGET, Process, Stack, running
+from tests.waiting import wait_until
 
 SPLIT = ("--tensor-parallel", "2", "--device", "cpu")
 MAX_TOKENS = 24
 END_S = 30.0
-LOGPROB_ERROR = 1e-3
-"""Nats: sums of two halves are rounded otherwise than whole ones."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -55,17 +53,6 @@ def test_the_tokens_are_those_of_the_whole_model(split: Stack, dev_prompts: list
     with ThreadPoolExecutor(len(asked)) as pool:
         found = list(pool.map(lambda ask: ids_of(answer(split, *ask)), asked))
     assert_target_alone(DEMO_TARGET, *zip([prompt for prompt, _ in asked], found, strict=True))
-
-
-@pytest.mark.slow
-def test_logits_are_close(split: Stack, stack: Stack, dev_prompts: list[str]) -> None:
-    for prompt in dev_prompts[4:6]:
-        one, other = answer(split, prompt, 4), answer(stack, prompt, 4)
-        pairs = [(a, b) for a, b in zip(one.tokens, other.tokens, strict=True)]
-        assert [a.id for a, _ in pairs] == [b.id for _, b in pairs]
-        for a, b in pairs:
-            assert a.logprobs is not None and b.logprobs is not None
-            assert abs(a.logprobs.logprob - b.logprobs.logprob) < LOGPROB_ERROR
 
 
 def test_a_lost_follower_takes_the_worker_down_with_a_reason(split: Stack) -> None:
@@ -124,10 +111,3 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until(done: Callable[[], bool], what: str, timeout_s: float = END_S) -> None:
-    give_up = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < give_up, what
-        time.sleep(0.05)

@@ -15,8 +15,6 @@ import httpx
 import pytest
 
 from tests.e2e.process_tree import Command, Tree, tree
-from tests.e2e.test_tensor_parallel import wait_until
-from tests.stack import DEMO_DRAFT, DEMO_TARGET
 
 PLAIN = ("--no-ray", "--port", "0", "--grpc-port", "0")
 ROLES = ("target", "draft")
@@ -148,65 +146,6 @@ def test_when_it_is_killed_itself_nothing_outlives_it_for_long(args: tuple[str, 
             command.signal(signal.SIGKILL)
             command.wait()
             assert_nothing_left(left, within_s=60)
-        finally:
-            command.end()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_target_whose_folder_is_away_says_so_and_serves_once_it_is_back(tmp_path: Path) -> None:
-    folder, away = tmp_path / "target", tmp_path / "away"
-    shutil.copytree(DEMO_TARGET, folder)
-    why = "no target in the pool target: model is 'target', and there is no such folder"
-    with tree() as left:
-        command = up(*WITH_RAY, "--target", str(folder), "--draft", "ngram")
-        try:
-            url = http_of(command)
-            folder.rename(away)
-            for pid in left.pids_of("WorkerActor"):
-                os.kill(pid, signal.SIGKILL)
-            command.wait_for(f"target-0 does not start again: model is '{folder}', and there is no such folder")
-            wait_until(lambda: httpx.get(f"{url}/readyz").json()["reason"] == why, "the reason", timeout_s=30)
-            away.rename(folder)
-            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200, "it serves", timeout_s=90)
-            complete(url)
-        finally:
-            command.end()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("args", [pytest.param(WITH_RAY, id="ray"), pytest.param(PLAIN, id="no-ray")])
-def test_a_draft_of_a_file_that_does_not_load_is_said_and_the_target_serves(
-    args: tuple[str, ...], tmp_path: Path
-) -> None:
-    """With Ray the draft is tried again, and serves once its weights are whole."""
-    folder = tmp_path / "draft"
-    shutil.copytree(DEMO_DRAFT, folder)
-    weights = folder / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:100_000])
-    file = tmp_path / "system.yaml"
-    file.write_text(f"target: {{model: {DEMO_TARGET}}}\ndraft: {{model: {folder}}}\n")
-
-    def refused(url: str) -> list[str]:
-        return list(httpx.get(f"{url}/readyz").json()["refused"])
-
-    with tree() as left:
-        command = up(*args, "--config", str(file))
-        try:
-            said = "draft-0 does not start: " if args == WITH_RAY else "; plain decoding from now on"
-            assert "model.safetensors" in command.wait_for(said)
-            url = http_of(command)
-            complete(url)
-            if args == WITH_RAY:
-                assert refused(url)[0].startswith("draft draft-0: ")
-                weights.write_bytes(whole)
-                wait_until(lambda: not refused(url), "the draft serves", timeout_s=90)
-                assert complete(url)["usage"]["speculation"]["num_draft_tokens"] > 0  # type: ignore[index]
-            command.signal(signal.SIGINT)
-            assert command.wait() == 0, command.log()
-            assert left.now() == {}
         finally:
             command.end()
 

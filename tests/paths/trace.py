@@ -16,7 +16,6 @@ import httpx
 from tests.forked import REPO
 from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process
 
-MODULES = ("target_service", "draft_service", "gateway")
 IDLE_S = 4.0
 """Seconds watched without a request: longer than the pauses of everything that runs by itself."""
 AFTER_S = 0.5

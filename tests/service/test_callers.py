@@ -30,7 +30,7 @@ BODIES = {
     "/detokenize": {"tokens": [5]},
 }
 COMPLETIONS = "/v1/completions"
-LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+EVERYWHERE = "0.0.0.0"
 PAGE = "https://app.example"
 SCRAPE, PROBE, INGRESS = "gateway:8000", "10.1.2.3:8000", "llm.example"
 

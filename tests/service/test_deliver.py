@@ -49,9 +49,6 @@ def refused(metrics: dict[str, float]) -> float:
     return metrics['outrider_worker_proposals_refused_total{worker="target"}']
 
 
-# in time
-
-
 # refused
 
 Change = Callable[[tpb.Delivery], None]
@@ -247,23 +244,6 @@ def bounded(target_folder: str) -> Iterator[Process]:
     """A target that parks little."""
     with worker("tests.service.bounded_target", target_folder) as process:
         yield process
-
-
-async def test_bound_of_bytes(bounded: Process) -> None:
-    """A dense row takes 1280 bytes: nine nodes fit into 12,000 bytes, and four where two slots share these."""
-    async with ControlClient(bounded.address, "target") as client:
-        await client.opened(1, PROMPT, k=8, **SAMPLED)
-        await client.opened(2, PROMPT, k=4, **SAMPLED)
-        for slot, k, num, num_kept in ((1, 8, 12, 9), (2, 4, 6, 4)):
-            before, ticket = await client.metrics(), new_ticket()
-            item = delivery(client, ticket, len(PROMPT), range(10, 10 + num), uniform_rows(num))
-            verdict = await drafted(client, verify(slot, len(PROMPT), ticket=ticket), item)
-            assert verdict.num_drafted == k
-            assert parked(await client.metrics(), "pruned") - parked(before, "pruned") >= num - num_kept
-        ticket = new_ticket()
-        item = delivery(client, ticket, len(PROMPT), range(10, 14), uniform_rows(4), ends=[3])
-        again = await drafted(client, verify(1, 0, PROMPT, ticket), item)
-        assert again.num_drafted == 4, "what was given up left room"
 
 
 async def test_a_draft_that_fills_its_budget_with_rubbish_harms_only_its_own_slots(

@@ -93,53 +93,6 @@ async def test_nothing_is_fed_before_the_first_advance(
     assert {(part.target_epoch, part.root_len) for part in found.parts} == {(77, 40)}
 
 
-async def test_it_goes_on_from_any_base_len(
-    draft: ControlClient, recorder: Recorder, reference: ReferenceModel
-) -> None:
-    """All drafts kept, some kept, none kept, steps without it; history rewritten under another ticket; a repeat."""
-    await draft.opened(1, PROMPT, target_address=recorder.address, max_tokens=64, speculation=chain_of(4))
-    ids, drafts = list(PROMPT), list[int]()
-    for kept, extra in [(0, []), (4, [50]), (2, [51]), (0, [52]), (4, [1, 2, 3, 4, 5])]:
-        base_len = len(ids)
-        ids += [*drafts[:kept], *extra]
-        message = advance(1, base_len, ids[base_len:])
-        draft.tell(message)
-        drafts = await recorder.chain(message.ticket, 4)
-        assert drafts == reference.greedy(ids, 4)
-    ids[7:] = [60, 61]
-    for _ in range(2):
-        message = advance(1, 7, [60, 61])
-        draft.tell(message)
-        assert await recorder.chain(message.ticket, 4) == reference.greedy(ids, 4)
-
-
-async def test_under_one_ticket_it_goes_on_with_what_it_has(
-    draft: ControlClient, recorder: Recorder, reference: ReferenceModel
-) -> None:
-    """An older message changes nothing; what lies under a token that came is not sent again."""
-    expected = reference.greedy(PROMPT, 9)
-    await draft.opened(1, PROMPT, target_address=recorder.address, max_tokens=64, speculation=chain_of(4))
-    message = advance(1, len(PROMPT))
-    draft.tell(message)
-    assert await recorder.chain(message.ticket, 4) == expected[:4]
-    draft.tell(advance(1, len(PROMPT), expected[:3], message.ticket))
-    draft.tell(advance(1, len(PROMPT), expected[:1], message.ticket))  # overtaken
-    draft.tell(message)
-
-    def roots() -> set[int]:
-        return {part.root_len - len(PROMPT) for part in recorder.parts[message.ticket]}
-
-    await recorder.until(lambda: roots() == {0, 3})
-    draft.tell(advance(1, len(PROMPT), [*expected[:3], 9], message.ticket))  # a miss: all is new
-    ids = [*PROMPT, *expected[:3], 9]
-    await recorder.until(lambda: roots() == {0, 3, 4})
-    parts = [part for part in recorder.parts[message.ticket] if part.root_len == len(ids)]
-    assert Grown(parts).chain(1) == reference.greedy(ids, 1)
-
-
-# truncation
-
-
 # the law it drew from
 
 
@@ -169,29 +122,6 @@ async def test_full_rows_are_the_law_it_drew_from(
 
 
 # refused
-
-
-@pytest.mark.parametrize(
-    "fields, named",
-    [
-        ({"max_draft_tokens": 65}, "max_draft_tokens is 65, must be from 0 to 64"),
-        ({"num_draft_tokens": pb.NumDraftTokens(number=9)}, "num_draft_tokens is 9, must be from 0 to 8"),
-        ({"draft_logprobs": 9}, "draft_logprobs is 9"),
-        ({"draft_logprobs": pb.DRAFT_LOGPROBS_TOPK}, "draft_topk is 0"),
-        ({"draft_topk": 321}, "draft_topk is 321"),
-        ({"tree": pb.TreeShape(widths=[2], num_nodes=2, max_depth=1)}, "both widths and num_nodes"),
-        ({"tree": pb.TreeShape(widths=[65])}, "from 1 to 64"),
-        ({"tree": pb.TreeShape(max_depth=2)}, "from 1 to 64"),
-        ({"tree": pb.TreeShape(widths=[3, 2])}, "nodes of tree is 9, must be from 0 to 8"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-async def test_what_a_slot_cannot_be_opened_with(draft: ControlClient, fields: dict[str, Any], named: str) -> None:
-    message = open_slot(1, PROMPT)
-    message.speculation.CopyFrom(pb.Speculation(**{"max_draft_tokens": 8, **fields}))
-    error = await draft.ask(message)
-    assert error.code == pb.WORKER_ERROR_CODE_INVALID and named in error.message
-    assert idle(await draft.info())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from draft_service.targets.registration import HeadOffer
 from outrider.engine.heads.projection import Projection, ProjectionSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.service.conftest import HOLD, HOLD_S, worker
 from tests.service.control_client import (
@@ -153,22 +152,6 @@ async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
         check_close(
             await draft.came(ticket, 0, len(committed) - 1), draft.expected(model, committed)[: len(committed) - 1]
         )
-
-
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (projection(hidden=HIDDEN + 2), "another target's head"),
-        (projection((0, LAYERS + 1)), f"taps \\[0, {LAYERS + 1}\\]"),
-    ],
-    ids=["width", "layers"],
-)
-async def test_a_head_of_another_target_makes_no_pair(
-    target: ControlClient, target_worker: Process, made: Projection, why: str
-) -> None:
-    async with draft_of(target, target_worker, made) as draft:
-        with pytest.raises(IncompatiblePair, match=why):
-            await draft.pair()
 
 
 async def test_a_probe_says_what_the_target_says(

@@ -134,15 +134,6 @@ async def test_under_rejection_it_is_followed_too(
     assert sum(v.num_accepted for v in verdicts if v.drafter == "model") > 0
 
 
-async def test_what_does_not_compile_is_refused_by_name(target: ControlClient, draft_worker: Process) -> None:
-    wrong = opening(1, 0, grammar='{"grammars":[{"json_schema":{"type":"array","uniqueItems":true}}]}')
-    async with stream_to(draft_worker, "draft") as draft:
-        for client in (target, draft):
-            error = await client.ask(wrong)
-            assert isinstance(error, pb.WorkerError) and error.code == pb.WORKER_ERROR_CODE_INVALID
-            assert 'cannot be followed: Unimplemented keys: ["uniqueItems"]' in error.message
-
-
 async def test_messages_of_a_slot_wait_for_its_grammar(target: ControlClient) -> None:
     """Sent without waiting: they are taken in order, and those of other slots pass by."""
     grammar = LLMatcher.grammar_from_regex("(x|y){3,9}" * 20)

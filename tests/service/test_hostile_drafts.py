@@ -31,7 +31,7 @@ from outrider.wire.telemetry.metrics import GatewayMetrics
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.transport.serving import ServerThread
 from tests.service.scripted_generator import DEMO
-from tests.service.test_links import until
+from tests.waiting import until
 
 FILES = pb.TokenizerFiles(tokenizer_json=(DEMO / "tokenizer.json").read_bytes())
 FOLDER = "/srv/private/models"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -18,6 +17,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import IncompatiblePair, WorkerFault, WorkerLost
 from outrider.wire.protocol import PROTOCOL
+from tests.waiting import until
 
 
 class SilentTarget(target_pb2_grpc.TargetServiceServicer):
@@ -36,13 +36,6 @@ class SilentTarget(target_pb2_grpc.TargetServiceServicer):
             pass
 
 
-async def until(check: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 10
-    while not check():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.02)
-
-
 async def serve(target: SilentTarget) -> tuple[grpc.aio.Server, int]:
     server = grpc.aio.server()
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
@@ -51,19 +44,20 @@ async def serve(target: SilentTarget) -> tuple[grpc.aio.Server, int]:
     return server, port
 
 
-def link_to(port: int, silence_s: tuple[float, float] = (4.0, 30.0)) -> WorkerLink:
-    async def accept(info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Any."""
+async def take_any(info: pb.WorkerInfo, link: WorkerLink) -> None:
+    """Accept every worker."""
 
+
+def link_to(port: int, silence_s: tuple[float, float] = (4.0, 30.0), **told: Any) -> WorkerLink:
+    """told: who is told, in place of nobody: accept, on_change, on_info."""
+    nobody = {"accept": take_any, "on_change": lambda before, after: None, "on_info": lambda info: None}
     return WorkerLink(
         "target",
         f"127.0.0.1:{port}",
         max_message_bytes=1 << 20,
         silence_s=silence_s,
-        accept=accept,
         count_bytes=lambda num_bytes: None,
-        on_change=lambda before, after: None,
-        on_info=lambda info: None,
+        **(nobody | told),
     )
 
 
@@ -143,16 +137,7 @@ async def test_a_link_outlives_its_streams_refusals_and_drains(caplog: pytest.Lo
         changes.append((before is not None, after is not None))
 
     heard: list[pb.WorkerInfo] = []
-    link = WorkerLink(
-        "target",
-        f"127.0.0.1:{port}",
-        max_message_bytes=1 << 20,
-        silence_s=(4.0, 30.0),
-        accept=accept,
-        count_bytes=lambda num_bytes: None,
-        on_change=changed,
-        on_info=heard.append,
-    )
+    link = link_to(port, accept=accept, on_change=changed, on_info=heard.append)
     try:
         await until(lambda: link.connection)
         first = link.connection

@@ -17,20 +17,19 @@ import grpc
 import grpc.aio
 import pytest
 from prometheus_client import Gauge
-from typer.testing import CliRunner
 
 from deploy.actors import lock_cores
 from deploy.registry import Registry
 from deploy.sightings import Sighting, WorkerCalls
 from gateway.workers.membership import Membership
 from gateway.workers.registry_client import RegistryClient
-from outrider.cli.main import app
 from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2, registry_pb2_grpc
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.peer_text import MAX_INFO_BYTES
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.transport.serving import ServerThread
 from tests.forked import REPO
+from tests.waiting import wait_until
 
 pb = registry_pb2
 
@@ -67,13 +66,6 @@ def registry(scaled: Scaled) -> Iterator[Registry]:
     made.start("127.0.0.1:0", None)
     yield made
     made.stop()
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < give_up, what
-        time.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -173,13 +165,6 @@ async def test_gateways_are_told_when_the_launcher_stops() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-def test_scale_sets_a_pool_and_waits_until_it_has_its_workers(registry: Registry, scaled: Scaled) -> None:
-    result = CliRunner().invoke(app, ["scale", "small", "2", "--registry", registry.address])
-    assert result.exit_code == 0, result.output
-    assert result.stdout.strip() == "small (draft): 2 serving, 2 wanted"
-    assert scaled.calls[0] == ("small", 2)
 
 
 class PlayedDraft(draft_pb2_grpc.DraftServiceServicer):

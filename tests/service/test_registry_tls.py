@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -120,14 +119,3 @@ def test_a_worker_that_does_not_take_the_launchers_certificate_is_seen_to_live(
         silent.listen()
         one = seen_first(registry, f"127.0.0.1:{silent.getsockname()[1]}", right)
         assert (one.info, one.refusal) == (None, None)
-
-
-def test_without_certificates_it_warns_of_an_open_port(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ServerThread, "start", lambda _, add_services, host, port, *rest: f"{host}:{port}")
-    with caplog.at_level(logging.WARNING):
-        registry = Registry(scale)
-        assert registry.start("0.0.0.0:7000", None) == "0.0.0.0:7000"
-        registry.loop.close()
-    assert "listening on 0.0.0.0 without tls_dir" in caplog.text

@@ -329,6 +329,44 @@ async def test_what_cannot_be_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    ("wishes", "param"),
+    [
+        ({"n": 1}, "n"),
+        ({"n": 129}, "n"),
+        ({"temperature": 0.7}, "temperature"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"stop": "x"}, "stop"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"best_of": 5}, "best_of"),
+        ({"length_penalty": 9.0}, "length_penalty"),
+        ({"early_stopping": "soon"}, "early_stopping"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction.content"),
+        ({"speculation": {"tree": "2x2"}}, "speculation.tree"),
+        ({"speculation": {"lenience": 0.5}}, "speculation.lenience"),
+        ({"speculation": {"drafter": "ngram"}}, "speculation.drafter"),
+        ({"max_tokens": 1900, "n": 32}, "max_tokens"),
+        ({"use_beam_search": False, "early_stopping": True}, "early_stopping"),
+        ({"use_beam_search": False, "length_penalty": 0.5}, "length_penalty"),
+    ],
+)
+async def test_what_a_beam_search_does_not_go_with_is_refused_by_name(
+    generator: ScriptedGenerator, wishes: dict[str, Any], param: str
+) -> None:
+    body = {"prompt": "a", "n": 4, "use_beam_search": True, "max_tokens": 8} | wishes
+    async with in_process(generator) as http:
+        reply = await http.post(COMPLETIONS, json=body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param and param.rpartition(".")[2] in error["message"]
+
+
+@pytest.mark.parametrize(
     "raw",
     [b"", b"{", b"[]", b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": "x", "temperature": NaN}'],
     ids=["empty", "cut", "list", "invalid utf-8", "lone surrogate", "nan"],

@@ -21,6 +21,7 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseDistributions
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.streams import ControlStreams
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,12 +56,6 @@ def dropped(metrics: WorkerMetrics) -> int:
     """Count the draft tokens that did not leave."""
     value = metrics.registry.get_sample_value("outrider_worker_dropped_draft_tokens_total", {"worker": "draft"})
     return int(value or 0)
-
-
-async def until(done: Any) -> None:
-    async with asyncio.timeout(20):
-        while not done():  # noqa: ASYNC110  # what it waits for has no event
-            await asyncio.sleep(0.01)
 
 
 async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from outrider.wire.requests.speculation import AUTO, Speculation
 from outrider.wire.requests.tree_shape import TreeShape
 from tests.service.control_client import (
     ControlClient,
-    deliver,
     delivery,
     drafted,
     eventually,
@@ -204,9 +203,6 @@ async def test_an_explanation_changes_nothing_and_comes_to_those_who_ask(
     assert num_refused > 0 and num_explained == 6
 
 
-# stops
-
-
 # log-probs
 
 
@@ -227,62 +223,6 @@ async def test_logprobs_are_the_unmodified_models(target: ControlClient, referen
     assert math.isclose(plain.logprobs[0].logprob, float(raw[0][plain.token_ids[0]]), abs_tol=1e-4)
 
 
-async def test_slots_of_mixed_parameters_share_forwards(target: ControlClient, reference: ReferenceModel) -> None:
-    """Each slot answers as if it were alone, and some forwards really are shared."""
-    options: list[dict[str, Any]] = [
-        {},
-        {"temperature": 0.8, "seed": 5},
-        {"temperature": 1.2, "top_k": 7, "seed": 6},
-        {"logit_bias": {40: 3.0}, "frequency_penalty": 1.0},
-        {"temperature": 1.0, "min_p": 0.05, "bad_words": ((9,), (11, 12)), "seed": 7},
-        {"temperature": 1.0, "seed": 5, "choice": 2},
-    ]
-    prompts = [[(3 * slot + 11 * i) % VOCAB for i in range(4 + 5 * slot)] for slot in range(len(options))]
-    sequences, largest = [list(prompt) for prompt in prompts], 0
-    for slot, (prompt, own) in enumerate(zip(prompts, options, strict=True)):
-        await target.opened(slot, prompt, k=2, **own)
-    for _ in range(10):
-        futures = []
-        for slot, (ids, own) in enumerate(zip(sequences, options, strict=True)):
-            if slot % 2:
-                futures.append(target.start(verify(slot, 0, ids)))
-            else:
-                futures.append(asyncio.ensure_future(drafted_round(target, reference, slot, ids, prompts, own)))
-        for ids, verdict in zip(sequences, await asyncio.gather(*futures), strict=True):
-            largest = max(largest, verdict.batch_size)
-            ids.append(verdict.token_ids[0])
-    for slot in (0, 1, 3, 5):  # the others are checked a round at a time: their drafts change what is drawn
-        prompt, params = prompts[slot], sampling(**options[slot])
-        expected = list(prompt)
-        while len(expected) < len(sequences[slot]):
-            expected.append(reference.next_id(expected, len(prompt), params))
-        assert sequences[slot] == expected
-    assert largest > 1
-
-
-async def drafted_round(
-    client: ControlClient,
-    reference: ReferenceModel,
-    slot: int,
-    ids: list[int],
-    prompts: list[list[int]],
-    own: dict[str, Any],
-) -> tpb.Verdict:
-    """A proposal of two drafts; the verdict is compared with the rule's."""
-    params = sampling(**own)
-    if params.greedy:
-        return await verdict_with(client, slot, list(ids), reference.greedy(ids, 2))
-    law = reference.laws(ids, len(prompts[slot]), params, [])[0]
-    drafts = [int(law.argmax()), 17]
-    rows = torch.full((2, VOCAB), -torch.inf)
-    rows[0], rows[1, 17] = law, 0.0
-    verdict = await verdict_with(client, slot, list(ids), drafts, rows)
-    assert (verdict.num_accepted, list(verdict.token_ids)) == reference.verdict(
-        ids, len(prompts[slot]), params, drafts, rows
-    )
-    return verdict
-
-
 # repeated, stale and wrong requests
 
 
@@ -299,31 +239,6 @@ async def test_a_verify_repeated_after_its_verdict(target: ControlClient, refere
     assert (second.num_drafted, second.fallback) == (0, tpb.FALLBACK_REASON_LATE)
     third = await target.ask(verify(1, len(PROMPT), expected))
     assert list(third.token_ids) == reference.greedy([*PROMPT, *expected], 1)
-
-
-async def test_older_base_len_and_rewritten_history(target: ControlClient, reference: ReferenceModel) -> None:
-    """The message says what is committed; the slot follows it, back, forward and sideways."""
-    await target.opened(1, PROMPT)
-    ids = [*PROMPT, *reference.greedy(PROMPT, 6)]
-    for base_len, new in [
-        (len(PROMPT), ids[len(PROMPT) :]),
-        (0, ids[:8]),
-        (6, ids[6:9]),
-        (7, [200, 201, 202]),
-        (len(PROMPT), []),
-    ]:
-        committed = [*ids[:base_len], *new]
-        verdict = await target.ask(verify(1, base_len, new))
-        assert verdict.committed_len == len(committed)
-        assert list(verdict.token_ids) == reference.greedy(committed, 1)
-
-
-async def test_a_slot_belongs_to_its_stream(target: ControlClient, target_worker: Process) -> None:
-    await target.opened(1, PROMPT)
-    async with ControlClient(target_worker.address, "target") as other:
-        other.tell(pb.CloseSlot(slot=1))
-        assert (await other.ask(verify(1, len(PROMPT)))).code == pb.WORKER_ERROR_CODE_UNKNOWN_SLOT
-    assert isinstance(await target.ask(verify(1, len(PROMPT))), tpb.Verdict)
 
 
 async def test_stale_epoch(target: ControlClient) -> None:
@@ -383,15 +298,10 @@ def of_an_unknown_rule() -> pb.OpenSlot:
         (open_slot(1, PROMPT, num_prompt=6), pb.WORKER_ERROR_CODE_INVALID, "num_prompt_tokens is 6"),
         (open_slot(1, [1, 320]), pb.WORKER_ERROR_CODE_INVALID, "320"),
         (open_slot(1, PROMPT, temperature=math.nan), pb.WORKER_ERROR_CODE_INVALID, "temperature is nan"),
-        (open_slot(1, PROMPT, lenience=0.0), pb.WORKER_ERROR_CODE_INVALID, "lenience is 0"),
         (of_an_unknown_rule(), pb.WORKER_ERROR_CODE_INVALID, "acceptance is 9"),
-        (open_slot(1, PROMPT, logit_bias={4: math.inf}), pb.WORKER_ERROR_CODE_INVALID, "inf"),
-        (open_slot(1, PROMPT, bad_words=((5,) * 65,)), pb.WORKER_ERROR_CODE_INVALID, "65 tokens, at most 64"),
-        (open_slot(1, [999] * 100_000), pb.WORKER_ERROR_CODE_INVALID, "100000 committed ids, the context limit is 256"),
         (open_slot(1, PROMPT, max_tokens=252), pb.WORKER_ERROR_CODE_INVALID, "256"),
         (pb.OpenSlot(protocol=PROTOCOL), pb.WORKER_ERROR_CODE_INVALID, "max_tokens is 0"),
         (pb.OpenSlot(), pb.WORKER_ERROR_CODE_INVALID, "the gateway speaks protocol 0, this worker"),
-        (open_slot(1, PROMPT, k=65), pb.WORKER_ERROR_CODE_INVALID, "max_draft_tokens is 65, must be from 0 to 64"),
         (
             open_slot(1, PROMPT, speculation=Speculation(num_draft_tokens=5, max_draft_tokens=4)),
             pb.WORKER_ERROR_CODE_INVALID,
@@ -478,25 +388,6 @@ async def test_a_lease_steps_by_itself_until_its_length(target: ControlClient, r
     assert ids == expected and replies.empty
 
 
-async def test_drafts_that_lie_ready_serve_the_steps_to_come(target: ControlClient, reference: ReferenceModel) -> None:
-    """A chain that goes past a step's own drafts and past what the target adds to them."""
-    expected = reference.greedy(PROMPT, 9)
-    await target.opened(1, PROMPT, k=2)
-    message = verify(1, len(PROMPT), ticket=new_ticket(), num_steps=9)
-    replies = target.follow(message)
-    await target.taken()
-    await deliver(target, delivery(target, message.tickets[0].ticket, len(PROMPT), expected[:8]))
-    verdicts = await replies.verdicts(3)
-    assert [token for each in verdicts for token in each.token_ids] == expected
-    assert [
-        (each.num_drafted, each.num_accepted, each.wait_us > 0, each.outcomes[0].has_drafts) for each in verdicts
-    ] == [
-        (2, 2, True, False),
-        (2, 2, False, True),
-        (2, 2, False, True),
-    ]
-
-
 # nothing leaks
 
 
@@ -522,9 +413,6 @@ async def test_a_stream_that_ends_frees_everything(
         else:
             await other.channel.close()
         await eventually(idle, target)
-
-
-# the hold
 
 
 # prompts' log-probs

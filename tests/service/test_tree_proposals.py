@@ -9,23 +9,15 @@ import pytest
 import torch
 
 from outrider.engine.sampling.noise import NoiseStream, host_slot_uniforms
-from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.v1 import common_pb2 as pb
-from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
-from tests.service.conftest import HOLD_S, worker
+from tests.service.conftest import worker
 from tests.service.control_client import (
     ControlClient,
     advance,
-    deliver,
-    delivery,
-    drafted,
-    new_ticket,
     sampling,
-    verify,
 )
 from tests.service.recorder import Grown, Recorder
 from tests.service.reference_model import ReferenceModel, draw
@@ -62,9 +54,6 @@ def law_after(reference: ReferenceModel, prefix: tuple[int, ...], **options: Any
     return reference.laws(PROMPT, len(PROMPT), sampling(**options), prefix)[len(prefix)]
 
 
-# what a draft sends
-
-
 async def test_siblings_are_drawn_one_after_the_other_from_what_is_shipped(
     draft: ControlClient, recorder: Recorder, reference: ReferenceModel
 ) -> None:
@@ -78,76 +67,3 @@ async def test_siblings_are_drawn_one_after_the_other_from_what_is_shipped(
             key = [sampling(**SAMPLED)], [len(PROMPT)], [len(PROMPT) + len(path)], [NoiseStream.DRAFT], [rank]
             assert token_id == draw(left, float(host_slot_uniforms(*key)[0, 0]))
             left[token_id] = -torch.inf
-
-
-# what a target keeps
-
-
-@pytest.mark.parametrize("is_shaped", [True, False], ids=["named", "what pays"])
-async def test_a_target_keeps_the_path_that_fits(
-    target: ControlClient, reference: ReferenceModel, is_shaped: bool
-) -> None:
-    """A wrong guess before the right one at each depth; then it goes on from there, and from where a path ended."""
-    shape = TreeShape(num_nodes=6, max_depth=3) if is_shaped else None
-    await target.opened(1, PROMPT, speculation=Speculation(max_draft_tokens=8, tree=shape))
-    right = reference.greedy(PROMPT, 8)
-    wrong = [(token_id + 1) % VOCAB for token_id in right]
-    ticket, committed = new_ticket(), list(PROMPT)
-    first = delivery(
-        target,
-        ticket,
-        len(PROMPT),
-        [wrong[0], right[0], wrong[1], right[1], wrong[2], wrong[2]],
-        parents=[ROOT, ROOT, 1, 1, 2, 3],
-        ranks=[0, 1, 0, 1, 0, 0],
-    )
-    replies = target.follow(verify(1, len(PROMPT), ticket=ticket, num_steps=8))
-    await target.taken()
-    if is_shaped:  # held for
-        await deliver(target, first)
-        (verdict,) = await replies.verdicts(1)
-        assert (verdict.num_drafted, verdict.num_accepted, verdict.depth) == (6, 2, 3)
-        assert list(verdict.kinds) == [pb.TOKEN_KIND_ACCEPTED, pb.TOKEN_KIND_ACCEPTED, pb.TOKEN_KIND_RECOVERED]
-        committed += verdict.token_ids
-        assert committed == [*PROMPT, *right[:3]]
-        second = delivery(
-            target,
-            ticket,
-            len(committed),
-            [wrong[3], right[3]],
-            parents=[ROOT, ROOT],
-            ranks=[0, 1],
-            ends=[ROOT],
-        )
-        await deliver(target, second)
-        (verdict,) = await replies.verdicts(1)
-        assert list(verdict.kinds) == [pb.TOKEN_KIND_ACCEPTED, pb.TOKEN_KIND_BONUS]
-        committed += verdict.token_ids
-    else:
-        await deliver(target, first)
-    while len(committed) < len(PROMPT) + 8:
-        (verdict,) = await replies.verdicts(1)
-        committed += verdict.token_ids
-    assert committed == [*PROMPT, *reference.greedy(PROMPT, len(committed) - len(PROMPT))]
-
-
-def uniform_rows(count: int) -> torch.Tensor:
-    return torch.full((count, VOCAB), -torch.log(torch.tensor(float(VOCAB))))
-
-
-async def test_a_sampled_tree_is_verified_whole(target: ControlClient) -> None:
-    """Siblings that are alike are one; what lies outside the shape is left out."""
-    await target.opened(1, PROMPT, speculation=Speculation(max_draft_tokens=8, tree=TreeShape((2, 1))), **SAMPLED)
-    ticket = new_ticket()
-    item = delivery(
-        target,
-        ticket,
-        len(PROMPT),
-        (10, 20, 30, 10, 40, 50, 60),
-        uniform_rows(4),
-        parents=(ROOT, ROOT, 0, ROOT, 0, 2, 1),
-        ranks=(0, 1, 0, 0, 1, 0, 0),
-    )
-    verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), item)
-    assert (verdict.num_drafted, verdict.depth, verdict.fallback) == (4, 2, tpb.FALLBACK_REASON_UNSPECIFIED)
-    assert verdict.wait_us < 0.9 * HOLD_S * 1e6

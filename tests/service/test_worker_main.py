@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from typing import Literal
@@ -17,7 +16,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from tests.forked import clean_environment, run
 from tests.service.conftest import worker
 from tests.service.control_client import ControlClient, eventually, idle, new_ticket, verify
 from tests.stack import Process
@@ -80,34 +78,6 @@ async def test_a_new_slot_and_a_close_pass_a_forward(slow_worker: tuple[Kind, Pr
                 client.tell(dpb.Advance(slot=1, base_len=LONG_PROMPT, ticket=1))
             await eventually(lambda info: info.num_kv_blocks_in_use > 0, watcher)
         await eventually(idle, watcher, 60)
-
-
-# start
-
-
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        yield taken.getsockname()[1]
-
-
-async def _start(kind: str, *args: str, **env: str) -> tuple[int, str]:
-    """(exit code, stderr) of a worker that must not start."""
-    ended = await asyncio.to_thread(run, f"{kind}_service", *args, env=clean_environment() | env)
-    assert ended.stdout == "", "a worker that did not start announced itself"
-    return ended.returncode, ended.stderr
-
-
-QUIET = ("--log-level", "error")
-
-
-async def test_taken_port(target_folder: str, taken_port: int) -> None:
-    code, stderr = await _start("draft", "--model", target_folder, "--port", str(taken_port), *QUIET)
-    assert code == 1
-    assert f"127.0.0.1:{taken_port}" in stderr.splitlines()[-1]
-    assert "Traceback" not in stderr
 
 
 # end
