@@ -1,4 +1,4 @@
-"""Send requests from a process of its own: a number at once for a time, or a number a second."""
+"""Send requests from a process of its own, a number at once for a time or a number a second, and compare latencies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common import Report
+from outrider.lab.load.figures import quantile
 from outrider.lab.load.load import Load, RequestOutcome, keep_running, send_request
 
 
@@ -28,6 +31,57 @@ def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call `function` in another process, so that the load does not burden the watching one, and return its result."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+@dataclass(frozen=True)
+class Sustainable:
+    """What a closed loop got."""
+
+    rate: float
+    """Whole answers a second."""
+    outcomes: list[RequestOutcome]
+
+    @classmethod
+    def of(cls, load: Load, concurrency: int, seconds: float) -> Sustainable:
+        """Measure with as many requests as run at once."""
+        outcomes = in_own_process(closed_loop, load, concurrency, seconds)
+        took_s = max(each.ended_s for each in outcomes) - outcomes[0].sent_s
+        return cls(sum(each.whole for each in outcomes) / took_s, outcomes)
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Compares latencies of whole answers, one quantile a row."""
+
+    heading: str
+    columns: tuple[str, str]
+    """Names of what is compared, the base first."""
+    shares: Sequence[float]
+    """Quantiles."""
+    judged: Sequence[float]
+    """Those whose ratio must be `max_ratio` at most."""
+    max_ratio: float
+
+    def add(self, report: Report, base: Sequence[RequestOutcome], other: Sequence[RequestOutcome]) -> list[str]:
+        """Add the table; return the violations."""
+        rows, violations = list[list[str]](), list[str]()
+        for name, latency in LATENCIES.items():
+            for share in self.shares:
+                one_s = quantile([latency(each) for each in base if each.whole], share)
+                other_s = quantile([latency(each) for each in other if each.whole], share)
+                ratio = other_s / one_s
+                what = f"{name}, p{100 * share:.0f}"
+                rows.append([what, f"{1e3 * one_s:.0f}", f"{1e3 * other_s:.0f}", f"{ratio:.2f}"])
+                if share in self.judged and not ratio <= self.max_ratio:
+                    violations.append(f"{what}: {ratio:.2f} times that of the {self.columns[0]}")
+        report.table(self.heading, ("", *self.columns, "ratio"), rows)
+        return violations
+
+
+LATENCIES: dict[str, Callable[[RequestOutcome], float]] = {
+    "first token": lambda asked: asked.first_token_s,
+    "whole answer": lambda asked: asked.total_s,
+}
 
 
 async def _closed_loop(load: Load, concurrency: int, seconds: float) -> list[RequestOutcome]:

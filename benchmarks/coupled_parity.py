@@ -1,6 +1,6 @@
 """Check that nothing but the target changes a coupled text: drafters, K, load, and a draft that dies half-way.
 
-    make coupled-parity                               # or: python -m benchmarks.coupled_parity --help
+    make coupled-parity                               # or: python -m benchmarks coupled-parity --help
 
 Every text has a seed of its own, and is first made without speculation, one at a time. With `--batch-invariant` targets
 all others must be the same to the last token, or the exit code is 1. On the paths whose sums depend on the batch's
@@ -27,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser, random_draft
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, DTYPE, Option, Report, dev_prompts, random_draft
 from benchmarks.footprint import worker_info
 from benchmarks.passes import Sample, run_pass
+from benchmarks.runner import Benchmark
 from benchmarks.running import running
 from outrider.cli.up.endpoints import Endpoints
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, Round, Speculation
@@ -177,18 +178,17 @@ ENDS = 2
 
 
 class Killer:
-    """Ends a process as kill -9 does once num_tokens tokens have come."""
+    """Ends a process as kill -9 does once num_tokens tokens have come; no process where pid is None."""
 
-    def __init__(self, pid: int, num_tokens: int) -> None:
+    def __init__(self, pid: int | None, num_tokens: int) -> None:
         self._pid = pid
         self._num_left = num_tokens
-        self.done = False
 
     def seen(self, item: Round) -> None:
         self._num_left -= len(item.tokens)
-        if self._num_left <= 0 and not self.done:
-            self.done = True
+        if self._num_left <= 0 and self._pid is not None:
             os.kill(self._pid, signal.SIGKILL)
+            self._pid = None
 
 
 def half_way(num_texts: int, max_tokens: int) -> int:
@@ -237,20 +237,22 @@ class Parity:
                 self._plain[temperature] = sample.outputs
             for setting in settings:
                 if setting.drafter not in (RANDOM, KILLED):
-                    self._compare(setting, asyncio.run(self._pass(endpoints, setting)))
-        if any(setting.drafter == RANDOM for setting in settings):
+                    self._compare(endpoints, setting)
+        of_random = [setting for setting in settings if setting.drafter == RANDOM]
+        if of_random:
             with self.system(random_draft()) as endpoints:
-                for setting in settings:
-                    if setting.drafter == RANDOM:
-                        self._compare(setting, asyncio.run(self._pass(endpoints, setting)))
+                for setting in of_random:
+                    self._compare(endpoints, setting)
         for setting in settings:
             if setting.drafter == KILLED:
                 with self.system(DEMO_DRAFT) as endpoints:
-                    pid = worker_info(endpoints.first("draft")).pid
-                    killer = Killer(pid, half_way(len(self._prompts), self._options.max_tokens))
-                    self._compare(setting, asyncio.run(self._pass(endpoints, setting, killer)))
+                    self._compare(endpoints, setting)
 
-    async def _pass(self, endpoints: Endpoints, setting: Setting, killer: Killer | None = None) -> Sample:
+    async def _pass(self, endpoints: Endpoints, setting: Setting) -> Sample:
+        pid = None
+        if setting.drafter == KILLED:
+            pid = worker_info(endpoints.first("draft")).pid
+        killer = Killer(pid, half_way(len(self._prompts), self._options.max_tokens))
         async with AsyncClient(endpoints.grpc) as client:
             return await run_pass(
                 client,
@@ -259,16 +261,18 @@ class Parity:
                 temperature=setting.temperature,
                 max_tokens=self._options.max_tokens,
                 speculation=setting.speculation,
-                on_round=lambda index, item: None if killer is None else killer.seen(item),
+                on_round=killer.seen,
             )
 
-    def _compare(self, setting: Setting, sample: Sample) -> None:
+    def _compare(self, endpoints: Endpoints, setting: Setting) -> None:
+        """Make the texts of a setting and compare them with plain decoding's."""
+        sample = asyncio.run(self._pass(endpoints, setting))
         plain = self._plain[setting.temperature]
-        flips = [
-            self._flip(index, setting.temperature, one, other, position)
-            for index, (one, other) in enumerate(zip(plain, sample.outputs, strict=True))
-            if (position := first_difference(one, other)) is not None
-        ]
+        flips = list[Flip]()
+        for index, (one, other) in enumerate(zip(plain, sample.outputs, strict=True)):
+            position = first_difference(one, other)
+            if position is not None:
+                flips.append(self._flip(index, setting.temperature, one, other, position))
         self.outcomes.append(
             Outcome(
                 setting,
@@ -363,14 +367,8 @@ def add_outcomes(report: Report, mode: str, outcomes: Sequence[Outcome], forgive
     report.data[mode] = {"near_tie": forgiven, "passes": [asdict(each) for each in outcomes]}
 
 
-def main() -> int:
-    made = parser(
-        __doc__, prompts=24, max_tokens=128, temperatures=[0.7, 1.0], k=[1, 4, 8], concurrency=[8, 1], dtype="float32"
-    )
-    asked = [each for each in MODES if each not in NOT_ASKED]
-    made.add_argument("--modes", nargs="+", default=asked, choices=list(MODES))
-    options = made.parse_args()
-    report = Report("coupled-parity", "Coupled text, whatever drafts")
+def measure(report: Report, options: argparse.Namespace) -> list[str]:
+    """Make the texts of all modes. Returns the violations."""
     report.text(
         f"The demo pair, {options.dtype}; {options.prompts} prompts of held-out text, {options.max_tokens} tokens an "
         "answer, `coupled`, a seed each. Every text is compared with that of plain decoding, one at a time, in the "
@@ -389,10 +387,19 @@ def main() -> int:
         forgiven = parity.near_tie()
         add_outcomes(report, mode, parity.outcomes, forgiven)
         wrong += violations(mode, parity.outcomes, forgiven, parity.far)
-    report.verdict(wrong)
-    report.write(options.results)
-    return 1 if wrong else 0
+    return wrong
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    "Coupled text, whatever drafts",
+    measure,
+    {
+        "prompts": 24,
+        "max_tokens": 128,
+        "temperatures": [0.7, 1.0],
+        "k": [1, 4, 8],
+        "concurrency": [8, 1],
+        "dtype": DTYPE,
+        "modes": Option([mode for mode in MODES if mode not in NOT_ASKED], choices=tuple(MODES)),
+    },
+)

@@ -1,7 +1,6 @@
 """Measure what one caller's requests do to another's stream: six attackers, each beside the same victim.
 
-    make bench-fairness                               # or: python -m benchmarks.fairness --only ngram
-    python -m benchmarks.fairness --help
+    make bench-fairness                               # or: python -m benchmarks fairness --only ngram
 
 The victim is a caller with an API key of its own and one stream, K left to the system; an answer is followed by the
 next. The attacker is another caller, with a key of the same weight. In each repetition and for each attacker the victim
@@ -23,10 +22,9 @@ import os
 import random
 import re
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
@@ -35,7 +33,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.common import DEMO_DRAFT, Report, dev_prompts, parser, widened, with_interval
+from benchmarks.common import DEMO_DRAFT, DTYPE, SIZE, Option, Report, dev_prompts, widened, with_interval
+from benchmarks.runner import Benchmark, Found, take_turns
 from benchmarks.running import running
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 
@@ -196,6 +195,22 @@ class Window:
         return statistics.median(self.first_s) if self.first_s else self.pending_s
 
 
+@dataclass(frozen=True)
+class Pair:
+    """The victim's windows of one repetition."""
+
+    alone: Window
+    beside: Window
+
+    @property
+    def times_slower(self) -> float:
+        return self.beside.tpot_s / self.alone.tpot_s
+
+    @property
+    def times_later(self) -> float:
+        return self.beside.ttft_s / self.alone.ttft_s
+
+
 async def watch(url: str, seconds: float) -> Window:
     """Run the victim's stream for so long."""
     window, numbers = Window(), itertools.count()
@@ -230,25 +245,30 @@ async def watch(url: str, seconds: float) -> Window:
     return window
 
 
-def measure(url: str, options: argparse.Namespace) -> dict[str, list[tuple[Window, Window]]]:
-    """Return, by attacker, the victim's windows alone and beside it, a pair a repetition."""
-    pairs: dict[str, list[tuple[Window, Window]]] = {name: [] for name in options.only}
-    asyncio.run(watch(url, options.warm_seconds))
-    for repetition in range(options.repetitions):
-        for name in options.only:
-            alone = asyncio.run(watch(url, options.seconds))
-            with attacked(url, name, 1000 * repetition):
-                time.sleep(options.warm_seconds)
-                beside = asyncio.run(watch(url, 2 * options.seconds))
-            time.sleep(1.0)  # its answers end
-            pairs[name].append((alone, beside))
-            print(
-                f"{name}: between tokens {1e3 * alone.tpot_s:.1f} ms alone, {1e3 * beside.tpot_s:.1f} beside; tokens a "
-                f"step {alone.num_tokens_a_step:.2f}, {beside.num_tokens_a_step:.2f}; first "
-                f"token {1e3 * alone.ttft_s:.0f}, {1e3 * beside.ttft_s:.0f} ms",
-                flush=True,
-            )
-    return pairs
+async def measure_pair(url: str, name: str, repetition: int, options: argparse.Namespace) -> Pair:
+    """Return the victim's windows alone and beside an attacker."""
+    alone = await watch(url, options.seconds)
+    with attacked(url, name, 1000 * repetition):
+        await asyncio.sleep(options.warm_seconds)
+        beside = await watch(url, 2 * options.seconds)
+    await asyncio.sleep(1.0)  # its answers end
+    print(
+        f"{name}: between tokens {1e3 * alone.tpot_s:.1f} ms alone, {1e3 * beside.tpot_s:.1f} beside; tokens a step "
+        f"{alone.num_tokens_a_step:.2f}, {beside.num_tokens_a_step:.2f}; first token {1e3 * alone.ttft_s:.0f}, "
+        f"{1e3 * beside.ttft_s:.0f} ms",
+        flush=True,
+    )
+    return Pair(alone, beside)
+
+
+async def measure_pairs(url: str, options: argparse.Namespace) -> Found[Pair]:
+    """Return, by attacker, the victim's windows, a pair a repetition."""
+
+    async def measure_one(name: str, unit: int, repetition: int) -> Pair:
+        return await measure_pair(url, name, repetition, options)
+
+    await watch(url, options.warm_seconds)
+    return await take_turns(options.only, 1, options.repetitions, measure_one)
 
 
 @contextmanager
@@ -265,53 +285,52 @@ def system(options: argparse.Namespace) -> Iterator[str]:
             yield f"http://{endpoints.http}"
 
 
-def show(report: Report, pairs: dict[str, list[tuple[Window, Window]]]) -> list[str]:
+def add_pairs(report: Report, found: Found[Pair]) -> list[str]:
     """Add the table; return where the promise is not kept: where the whole interval is above it."""
-    rows, violations = [], []
-    for name, own in pairs.items():
-        slower = [beside.tpot_s / alone.tpot_s for alone, beside in own]
-        later = [beside.ttft_s / alone.ttft_s for alone, beside in own]
-        mean, low, high = with_interval(slower)
-        first = with_interval(later)
-        rows.append(
-            [
-                ATTACKS[name].what,
-                f"{1e3 * statistics.median(alone.tpot_s for alone, _ in own):.1f}",
-                f"{1e3 * statistics.median(beside.tpot_s for _, beside in own):.1f}",
-                f"{mean:.2f} ({low:.2f}-{high:.2f})",
-                f"{statistics.median(alone.num_tokens_a_step for alone, _ in own):.2f}",
-                f"{statistics.median(beside.num_tokens_a_step for _, beside in own):.2f}",
-                f"{1e3 * statistics.median(alone.ttft_s for alone, _ in own):.0f}",
-                f"{1e3 * statistics.median(beside.ttft_s for _, beside in own):.0f}",
-                f"{first[0]:.2f} ({first[1]:.2f}-{first[2]:.2f})",
-            ]
-        )
+    rows, violations = list[list[str]](), list[str]()
+    for name, (pairs,) in found.items():
+        slower = [pair.times_slower for pair in pairs]
+        later = [pair.times_later for pair in pairs]
+        row = [ATTACKS[name].what]
+        row += [median_ms(pair.alone.tpot_s for pair in pairs), median_ms(pair.beside.tpot_s for pair in pairs)]
+        row.append("{:.2f} ({:.2f}-{:.2f})".format(*with_interval(slower)))
+        row.append(f"{statistics.median(pair.alone.num_tokens_a_step for pair in pairs):.2f}")
+        row.append(f"{statistics.median(pair.beside.num_tokens_a_step for pair in pairs):.2f}")
+        row += [median_ms(pair.alone.ttft_s for pair in pairs), median_ms(pair.beside.ttft_s for pair in pairs)]
+        row.append("{:.2f} ({:.2f}-{:.2f})".format(*with_interval(later)))
+        rows.append(row)
         report.data[name] = {"times_slower": slower, "times_later": later}
+        mean, low, _ = with_interval(slower)
         if low > MAX_TIMES_SLOWER:
             violations.append(
                 f"beside {name} the victim is {mean:.2f} times as slow as alone, above {MAX_TIMES_SLOWER:g}"
             )
-    columns = (
-        *("beside another caller's", "between tokens, alone, ms", "beside it, ms", "times as slow"),
-        *("tokens a step, alone", "beside it"),
-        *("first token, alone, ms", "beside it, ms", "times as late"),
-    )
+    columns = ["beside another caller's", "between tokens, alone, ms", "beside it, ms", "times as slow"]
+    columns += ["tokens a step, alone", "beside it", "first token, alone, ms", "beside it, ms", "times as late"]
     report.table("One caller's stream beside another caller", columns, rows)
     return violations
 
 
-def main() -> int:
-    made = parser(__doc__, size="94M", dtype="float32", seconds=4.0, warm_seconds=2.0, repetitions=6)
-    made.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), help="attackers; default: all")
-    options = made.parse_args()
-    report = Report("fairness", "One caller beside another")
+def median_ms(seconds: Iterable[float]) -> str:
+    return f"{1e3 * statistics.median(seconds):.1f}"
+
+
+def measure(report: Report, options: argparse.Namespace) -> list[str]:
+    """Measure the pairs of all attackers. Returns where the promise is not kept."""
     with system(options) as url:
-        pairs = measure(url, options)
-    violations = show(report, pairs)
-    report.verdict(violations)
-    report.write(options.results)
-    return 1 if violations else 0
+        found = asyncio.run(measure_pairs(url, options))
+    return add_pairs(report, found)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    "One caller beside another",
+    measure,
+    {
+        "size": SIZE,
+        "dtype": DTYPE,
+        "seconds": 4.0,
+        "warm_seconds": 2.0,
+        "repetitions": 6,
+        "only": Option(list(ATTACKS), "attackers; default: all", tuple(ATTACKS)),
+    },
+)

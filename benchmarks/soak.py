@@ -1,6 +1,6 @@
 """Keep a steady load for half an hour: does any process grow, does anything fail, does acceptance drift?
 
-    make soak ARGS='--minutes 30'                  # or: python -m benchmarks.soak --help
+    make soak ARGS='--minutes 30'                  # or: python -m benchmarks soak --help
 
 The system is what `outrider up` starts: Ray, the launcher, its workers and a gateway; `--no-ray` for plain processes.
 Poisson arrivals at a share of the sustainable rate, which a closed loop finds first. Slopes are Theil and Sen's, the
@@ -11,9 +11,7 @@ so the first tenth of the run is compared with the last as well.
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,11 +22,12 @@ from typing import Any
 import httpx
 from scipy.stats import theilslopes
 
-from benchmarks.arrivals import closed_loop, in_own_process, open_loop
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser
+from benchmarks.arrivals import LatencyTable, Sustainable, in_own_process, open_loop
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Option, Report, dev_prompts
 from benchmarks.footprint import RAYS_OWN, Held, left_in, parts_below, watched
-from benchmarks.overload import LATENCIES
+from benchmarks.runner import Benchmark
 from benchmarks.running import running
+from outrider.cli.monitor.series import Scrape
 from outrider.lab.load.figures import quantile
 from outrider.lab.load.load import Load, RequestOutcome
 
@@ -43,6 +42,7 @@ MOST_DRIFT = 0.02
 """Most by which the acceptance rate may drift over the run."""
 MOST_TIMES_SLOWER = 1.25
 """Median latency of the last tenth of the answers, over that of the first."""
+LATENCY = LatencyTable("Latency, ms", ("first tenth", "last tenth"), (0.5, 0.99), (0.5,), MOST_TIMES_SLOWER)
 MORE_FILES, MORE_THREADS = 4, 2
 """Files and threads that a process may hold more than at the beginning: connections of clients come and go, and
 pools of threads start one when they first need it."""
@@ -95,11 +95,9 @@ class Acceptance:
 
     def _counts(self) -> tuple[float, float]:
         """Return (drafted, accepted) tokens over all pairs of models."""
-        samples = [line.rsplit(" ", 1) for line in httpx.get(f"{self.url}/metrics").text.splitlines()]
-        drafted, accepted = (
-            sum(float(sample[1]) for sample in samples if sample[0].partition("{")[0] == name)
-            for name in ("spec_draft_tokens_total", "spec_accepted_tokens_total")
-        )
+        scrape = Scrape.parse(httpx.get(f"{self.url}/metrics").text, time.monotonic())
+        drafted = sum(value for _, value in scrape.find("spec_draft_tokens_total"))
+        accepted = sum(value for _, value in scrape.find("spec_accepted_tokens_total"))
         return drafted, accepted
 
 
@@ -183,16 +181,9 @@ def add_acceptance(report: Report, acceptance: Acceptance) -> list[str]:
 
 
 def add_requests(report: Report, asked: Sequence[RequestOutcome]) -> list[str]:
-    whole = [each for each in asked if each.whole]
     ends = [each for each in asked if not each.whole]
     took_s = asked[-1].sent_s - asked[0].sent_s
-    rows, violations = [], []
-    for (name, latency), share in itertools.product(LATENCIES.items(), (0.5, 0.99)):
-        first, last = (quantile([latency(each) for each in some], share) for some in tenths(whole))
-        rows.append([f"{name}, p{100 * share:.0f}", f"{1e3 * first:.0f}", f"{1e3 * last:.0f}", f"{last / first:.2f}"])
-        if share == 0.5 and not last / first <= MOST_TIMES_SLOWER:
-            violations.append(f"{name} takes {last / first:.2f} times as long in the last tenth as in the first")
-    report.table("Latency, ms", ("", "first tenth", "last tenth", "ratio"), rows)
+    violations = LATENCY.add(report, *tenths([each for each in asked if each.whole]))
     report.text(f"{len(asked)} requests, {len(asked) / took_s:.1f} a second; {len(ends)} did not get their answer.")
     faults = Counter(each.fault or str(each.status) for each in ends)
     return violations + [f"{count} times {why}" for why, count in faults.items()]
@@ -200,13 +191,18 @@ def add_requests(report: Report, asked: Sequence[RequestOutcome]) -> list[str]:
 
 def measure(report: Report, options: argparse.Namespace) -> list[str]:
     """Run the load and return the violations."""
+    report.text(
+        f"The demo pair as `outrider up{'' if options.ray else ' --no-ray'}` places it on "
+        f"{len(os.sched_getaffinity(0))} cores, streams over HTTP, "
+        f"{options.max_tokens} tokens an answer, temperatures 0 and 0.8 in turn; the load is one process on the same "
+        f"cores. {options.minutes:g} minutes. Own memory: resident pages that are no file's."
+    )
     prompts = tuple(dev_prompts(48))
     gateway = {"max_running": options.max_running, "num_draft_tokens": 5}  # both workers work all the time
     pair = {"model": str(DEMO_TARGET)}, {"model": str(DEMO_DRAFT)}
-    with running(*pair, gateway, with_ray=not options.no_ray) as endpoints:
+    with running(*pair, gateway, with_ray=options.ray) as endpoints:
         load = Load(f"http://{endpoints.http}", prompts, options.max_tokens)
-        closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
-        full = sum(each.whole for each in closed) / (max(each.ended_s for each in closed) - closed[0].sent_s)
+        full = Sustainable.of(load, options.max_running, options.closed_s).rate
         rate, seconds = full * options.share, 60.0 * options.minutes
         report.text(
             f"{rate:.1f} requests a second, {100 * options.share:g} % of the {full:.1f} of a closed loop of "
@@ -224,28 +220,19 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
     return violations + left
 
 
-def main() -> int:
-    made = parser(__doc__, minutes=30.0, closed_s=30.0, warm_up_s=180.0, max_running=16, max_tokens=64)
-    made.add_argument("--share", type=float, default=0.6, help="of the sustainable rate")
-    made.add_argument("--no-ray", action="store_true", help="workers as plain processes, without a launcher")
-    options = made.parse_args()
-    report = Report("soak", "A steady load for long")
-    report.text(
-        f"The demo pair as `outrider up{' --no-ray' if options.no_ray else ''}` places it on "
-        f"{len(os.sched_getaffinity(0))} cores, streams over HTTP, "
-        f"{options.max_tokens} tokens an answer, temperatures 0 and 0.8 in turn; the load is one process on the same "
-        f"cores. {options.minutes:g} minutes. Own memory: resident pages that are no file's."
-    )
-    violations = measure(report, options)
-    report.verdict(
-        violations,
-        "Memory is flat (neither its slope nor its last tenth takes a process of Outrider's further than 1 % or "
-        "4 MiB from the first), every request had its whole answer, neither acceptance nor median latency drifts, "
-        "and afterwards nothing held a slot, block, ticket or place.",
-    )
-    report.write(options.results)
-    return 1 if violations else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    "A steady load for long",
+    measure,
+    {
+        "minutes": 30.0,
+        "closed_s": 30.0,
+        "warm_up_s": 180.0,
+        "max_running": 16,
+        "max_tokens": 64,
+        "share": Option(0.6, "of the sustainable rate"),
+        "ray": Option(True, "the launcher starts the workers; otherwise they are plain processes"),
+    },
+    well="Memory is flat (neither its slope nor its last tenth takes a process of Outrider's further than 1 % or "
+    "4 MiB from the first), every request had its whole answer, neither acceptance nor median latency drifts, "
+    "and afterwards nothing held a slot, block, ticket or place.",
+)

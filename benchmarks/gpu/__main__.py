@@ -15,7 +15,7 @@ from benchmarks.gpu import wheels
 from benchmarks.gpu.bench import REPO
 from benchmarks.gpu.document import Document
 from benchmarks.gpu.runner import Outcome, run_sections
-from benchmarks.gpu.sections import BY_NAME, FAST, KITS, RIGHT, START_S, Section, find
+from benchmarks.gpu.sections import KITS, START_S, Section, find
 
 EXIT_FINDINGS = 1
 EXIT_NO_GPU = 3
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _table() -> str:
     lines = []
-    for name, sections in (("right", RIGHT), ("fast", FAST), ("by name alone", BY_NAME)):
+    for name, sections in KITS.items():
         lines.append(f"{name}:")
         lines += [f"  {section.name:<10} {section.limit_s:4} s  {section.about}" for section in sections]
     return "\n".join(lines)
