@@ -24,8 +24,7 @@ from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, DTYPE, REPO, Report, dev_
 from benchmarks.runner import Benchmark
 from outrider.lab.alpha import measure, parse_drafter
 
-MODEL, BIGRAM, UNIGRAM = "model", "bigram", "unigram"
-ORDER = (MODEL, BIGRAM, UNIGRAM)
+ORDER = ("model", "bigram", "unigram")
 """The paper's order, the best first."""
 NEAR = 0.1
 """Most by which coupled may keep less than rejection's 1 - TV; the proven least, (1 - TV) / (1 + TV), is up to 0.172
@@ -78,15 +77,9 @@ class Row:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Row:
         """Read a row of `outrider alpha --json`."""
-        estimates = {name: Share.of(row[name]) for name in ("alpha", "coupled", "bound", "greedy")}
-        kind = str(row["drafter"]).partition(":")[0]
-        return cls(
-            row["setting"]["temperature"],
-            kind,
-            **estimates,
-            drafted=row["drafted"]["mean"],
-            num_tokens=row["num_tokens"],
-        )
+        shares = {name: Share.of(row[name]) for name in ("alpha", "coupled", "bound", "greedy")}
+        facts = {"temperature": row["setting"]["temperature"], "drafter": str(row["drafter"]).partition(":")[0]}
+        return cls(**facts, **shares, drafted=row["drafted"]["mean"], num_tokens=row["num_tokens"])
 
     def __str__(self) -> str:
         return f"{self.drafter} at T = {self.temperature:g}"

@@ -7,7 +7,7 @@ import itertools
 import multiprocessing
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +17,14 @@ from outrider.lab.load.figures import quantile
 from outrider.lab.load.load import Load, RequestOutcome, keep_running, send_request
 
 
-def closed_loop(load: Load, concurrency: int, seconds: float) -> list[RequestOutcome]:
-    """Keep `concurrency` requests running until the time is up; wait for those that run then."""
-    return asyncio.run(_closed_loop(load, concurrency, seconds))
-
-
-def open_loop(load: Load, phases: Sequence[tuple[float, float]]) -> list[list[RequestOutcome]]:
-    """Send Poisson arrivals, phase after phase of (requests a second, seconds), whatever becomes of those before."""
-    return asyncio.run(_open_loop(load, phases))
-
-
-def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `function` in another process, so that the load does not burden the watching one, and return its result."""
+def in_own_process(function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
+    """Run a loop in another process, so that the load does not burden the watching one, and return its outcomes."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
+        return pool.submit(_run, function, arguments).result()
+
+
+def _run(function: Callable[..., Coroutine[Any, Any, Any]], arguments: Sequence[Any]) -> Any:
+    return asyncio.run(function(*arguments))
 
 
 @dataclass(frozen=True)
@@ -49,42 +43,41 @@ class Sustainable:
         return cls(sum(each.whole for each in outcomes) / took_s, outcomes)
 
 
-@dataclass(frozen=True)
-class LatencyTable:
-    """Compares latencies of whole answers, one quantile a row."""
-
-    heading: str
-    columns: tuple[str, str]
-    """Names of what is compared, the base first."""
-    shares: Sequence[float]
-    """Quantiles."""
-    judged: Sequence[float]
-    """Those whose ratio must be `max_ratio` at most."""
-    max_ratio: float
-
-    def add(self, report: Report, base: Sequence[RequestOutcome], other: Sequence[RequestOutcome]) -> list[str]:
-        """Add the table; return the violations."""
-        rows, violations = list[list[str]](), list[str]()
-        for name, latency in LATENCIES.items():
-            for share in self.shares:
-                one_s = quantile([latency(each) for each in base if each.whole], share)
-                other_s = quantile([latency(each) for each in other if each.whole], share)
-                ratio = other_s / one_s
-                what = f"{name}, p{100 * share:.0f}"
-                rows.append([what, f"{1e3 * one_s:.0f}", f"{1e3 * other_s:.0f}", f"{ratio:.2f}"])
-                if share in self.judged and not ratio <= self.max_ratio:
-                    violations.append(f"{what}: {ratio:.2f} times that of the {self.columns[0]}")
-        report.table(self.heading, ("", *self.columns, "ratio"), rows)
-        return violations
-
-
 LATENCIES: dict[str, Callable[[RequestOutcome], float]] = {
     "first token": lambda asked: asked.first_token_s,
     "whole answer": lambda asked: asked.total_s,
 }
 
 
-async def _closed_loop(load: Load, concurrency: int, seconds: float) -> list[RequestOutcome]:
+def add_latencies(
+    report: Report,
+    heading: str,
+    phases: Mapping[str, Sequence[RequestOutcome]],
+    shares: Sequence[float],
+    max_ratios: Mapping[float, float],
+) -> list[str]:
+    """Add a table of the latencies of whole answers in two phases, a quantile of `shares` a row.
+
+    max_ratios: the largest ratio of the second phase to the first, by quantile. Returns what is above it.
+    """
+    (base_name, base), (_, other) = phases.items()
+    rows, violations = list[list[str]](), list[str]()
+    for name, latency in LATENCIES.items():
+        for share in shares:
+            base_s = quantile([latency(each) for each in base if each.whole], share)
+            other_s = quantile([latency(each) for each in other if each.whole], share)
+            ratio = other_s / base_s
+            what = f"{name}, p{100 * share:.0f}"
+            rows.append([what, f"{1e3 * base_s:.0f}", f"{1e3 * other_s:.0f}", f"{ratio:.2f}"])
+            if share in max_ratios and not ratio <= max_ratios[share]:
+                violations.append(f"{what}: {ratio:.2f} times that of the {base_name}")
+    report.table(heading, ("", *phases, "ratio"), rows)
+    return violations
+
+
+async def closed_loop(load: Load, concurrency: int, seconds: float) -> list[RequestOutcome]:
+    """Keep `concurrency` requests running until the time is up; wait for those that run then."""
+
     def numbers() -> Iterator[int]:
         stop_s = time.monotonic() + seconds
         yield from itertools.takewhile(lambda _: time.monotonic() < stop_s, itertools.count())
@@ -93,7 +86,8 @@ async def _closed_loop(load: Load, concurrency: int, seconds: float) -> list[Req
         return await keep_running(client, load, concurrency, numbers())
 
 
-async def _open_loop(load: Load, phases: Sequence[tuple[float, float]]) -> list[list[RequestOutcome]]:
+async def open_loop(load: Load, phases: Sequence[tuple[float, float]]) -> list[list[RequestOutcome]]:
+    """Send Poisson arrivals, phase after phase of (requests a second, seconds), whatever becomes of those before."""
     dice, numbers = random.Random(0), itertools.count()
     tasks: list[list[asyncio.Task[RequestOutcome]]] = []
     async with load.client() as client:

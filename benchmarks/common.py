@@ -9,8 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import platform
 import shlex
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,10 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from scipy.stats import t
 
-from benchmarks.machine import machine as describe_machine
-from benchmarks.machine import source_commit
 from benchmarks.tables import markdown_table
 
 REPO = Path(__file__).resolve().parent.parent
@@ -79,6 +81,10 @@ def dev_prompts(count: int) -> list[str]:
     return [prompts[index % len(prompts)].text for index in range(count)]
 
 
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+"""Of a processor, of those that the report names."""
+
+
 @dataclass(frozen=True)
 class Option:
     """An option of a benchmark: its default, with what its help says and the values that it takes."""
@@ -124,18 +130,38 @@ def num_parameters(folder: Path) -> int:
     """Return the number of parameters, from the headers of the folder's safetensors files."""
     total = 0
     for file in folder.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-        total += sum(math.prod(shape) for shape in shapes)
+        with safe_open(file, framework="np") as tensors:
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
     return total
 
 
 def machine() -> dict[str, str]:
-    """Describe the machine, the software and the commit, for comparing results."""
-    found = describe_machine()
-    found["software"] += f", torch {version('torch')}, transformers {version('transformers')}"
-    return {**found, "commit": source_commit() or "unknown"}
+    """Describe the machine, its load, the software and the commit, for comparing results."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": f"{names[0] if names else platform.processor()} ({', '.join(flag for flag in _FLAGS if flag in flags)})",
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{memory_bytes / 2**30:.1f} GiB",
+        "load at start": f"{os.getloadavg()[0]:.2f}",
+        "software": f"Python {platform.python_version()}, {platform.system()} {platform.release()}, torch "
+        f"{version('torch')}, transformers {version('transformers')}",
+        "commit": source_commit(),
+    }
+
+
+def source_commit() -> str:
+    """Return the commit of this checkout, and whether it was changed."""
+    if not (REPO / ".git").exists():  # a repository further up is somebody else's
+        return "unknown"
+    commit, changes = _git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", "-uno")
+    return f"{commit} and changes" if changes else commit
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=REPO, check=False, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def random_draft() -> Path:

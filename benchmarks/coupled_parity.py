@@ -18,7 +18,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -177,25 +177,6 @@ ENDS = 2
 """Rounds of an answer that may be without drafts though the draft lives: its first, and a last one for one token."""
 
 
-class Killer:
-    """Ends a process as kill -9 does once num_tokens tokens have come; no process where pid is None."""
-
-    def __init__(self, pid: int | None, num_tokens: int) -> None:
-        self._pid = pid
-        self._num_left = num_tokens
-
-    def seen(self, item: Round) -> None:
-        self._num_left -= len(item.tokens)
-        if self._num_left <= 0 and self._pid is not None:
-            os.kill(self._pid, signal.SIGKILL)
-            self._pid = None
-
-
-def half_way(num_texts: int, max_tokens: int) -> int:
-    """Return the tokens of all texts after which to kill: even one at a time, a text is half done then."""
-    return num_texts // 2 * max_tokens + (max_tokens + 1) // 2
-
-
 class Parity:
     """The reference of one mode, and what was compared with it."""
 
@@ -224,11 +205,6 @@ class Parity:
         """Return the nats up to which a flip is forgiven, once texts were made; None when none is."""
         return None if self._mode == INVARIANT else max(NEAR_TIE, self._judge.moved(self.target, self._plain))
 
-    @property
-    def far(self) -> float:
-        """Most nats that `near_tie` may be."""
-        return FAR[str(self.target["dtype"])]
-
     def run(self) -> None:
         settings = wanted(self._options, self._mode)
         with self.system(DEMO_DRAFT) as endpoints:
@@ -249,10 +225,6 @@ class Parity:
                     self._compare(endpoints, setting)
 
     async def _pass(self, endpoints: Endpoints, setting: Setting) -> Sample:
-        pid = None
-        if setting.drafter == KILLED:
-            pid = worker_info(endpoints.first("draft")).pid
-        killer = Killer(pid, half_way(len(self._prompts), self._options.max_tokens))
         async with AsyncClient(endpoints.grpc) as client:
             return await run_pass(
                 client,
@@ -261,8 +233,24 @@ class Parity:
                 temperature=setting.temperature,
                 max_tokens=self._options.max_tokens,
                 speculation=setting.speculation,
-                on_round=killer.seen,
+                on_round=self._killer(endpoints, setting),
             )
+
+    def _killer(self, endpoints: Endpoints, setting: Setting) -> Callable[[Round], None]:
+        """Return what ends the draft half-way through all texts, as kill -9 does, in a setting that says so."""
+        if setting.drafter != KILLED:
+            return lambda item: None
+        pid, max_tokens = worker_info(endpoints.first("draft")).pid, self._options.max_tokens
+        num_left = len(self._prompts) // 2 * max_tokens + (max_tokens + 1) // 2  # even alone, a text is half done
+
+        def count(item: Round) -> None:
+            nonlocal num_left
+            is_alive = num_left > 0
+            num_left -= len(item.tokens)
+            if is_alive and num_left <= 0:
+                os.kill(pid, signal.SIGKILL)
+
+        return count
 
     def _compare(self, endpoints: Endpoints, setting: Setting) -> None:
         """Make the texts of a setting and compare them with plain decoding's."""
@@ -272,7 +260,9 @@ class Parity:
         for index, (one, other) in enumerate(zip(plain, sample.outputs, strict=True)):
             position = first_difference(one, other)
             if position is not None:
-                flips.append(self._flip(index, setting.temperature, one, other, position))
+                ids = one[position], other[position]  # all are max_tokens long: ends of sequence are ignored
+                gap = self._judge.gap(index, one[:position], ids, setting.temperature)
+                flips.append(Flip(index, position, *ids, gap))
         self.outcomes.append(
             Outcome(
                 setting,
@@ -285,11 +275,6 @@ class Parity:
             )
         )
         print(f"{self._mode}, {setting}: {len(flips)} of {len(plain)} texts differ", flush=True)
-
-    def _flip(self, index: int, temperature: float, one: list[int], other: list[int], position: int) -> Flip:
-        expected, found = one[position], other[position]  # all are max_tokens long: ends of sequence are ignored
-        gap = self._judge.gap(index, one[:position], (expected, found), temperature)
-        return Flip(index, position, expected, found, gap)
 
 
 def wanted(options: argparse.Namespace, mode: str) -> list[Setting]:
@@ -310,7 +295,8 @@ def wanted(options: argparse.Namespace, mode: str) -> list[Setting]:
 
 
 def violations(mode: str, outcomes: Sequence[Outcome], forgiven: float | None, far: float) -> list[str]:
-    """Return what must not have happened. forgiven, far: as `Parity.near_tie` and `far`."""
+    """Return what must not have happened. forgiven: as `Parity.near_tie`, which may be
+    `far` at most."""
     found = []
     if forgiven is not None and not forgiven <= far:
         found.append(f"{mode}: sums are moved by {forgiven:.1e} nats, more than {far:g}")
@@ -353,11 +339,11 @@ def add_outcomes(report: Report, mode: str, outcomes: Sequence[Outcome], forgive
     report.table(heading, (*where, "texts as plain", "drafted", "kept", "plain steps"), rows)
     tie = "" if forgiven is None else f" A near-tie is up to {forgiven:.3g} nats wide."
     report.text(counted(outcomes) + tie)
-    flips = [
-        [*each.setting.cells, str(f.prompt), str(f.position), str(f.expected), str(f.found), f"{f.gap:.1e}"]
-        for each in outcomes
-        for f in each.flips
-    ]
+    flips = list[list[str]]()
+    for each in outcomes:
+        for flip in each.flips:
+            place = [str(flip.prompt), str(flip.position), str(flip.expected), str(flip.found)]
+            flips.append([*each.setting.cells, *place, f"{flip.gap:.1e}"])
     if flips:
         report.table(
             f"{heading}: first differences, with the gap of the two sums of log-prob and noise, nats",
@@ -386,7 +372,7 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
         parity.run()
         forgiven = parity.near_tie()
         add_outcomes(report, mode, parity.outcomes, forgiven)
-        wrong += violations(mode, parity.outcomes, forgiven, parity.far)
+        wrong += violations(mode, parity.outcomes, forgiven, FAR[str(parity.target["dtype"])])
     return wrong
 
 

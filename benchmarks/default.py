@@ -20,9 +20,10 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -55,7 +56,12 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 """By name, what a request says of speculation."""
 WIDENED, CHAT_MODEL = "widened", "chat-model"
-SYSTEMS = ("demo", WIDENED, CHAT_MODEL)
+TARGETS: Mapping[str, Callable[[str], Path]] = {
+    "demo": lambda size: DEMO_TARGET,
+    WIDENED: widened,
+    CHAT_MODEL: lambda size: fetch(),
+}
+"""Folders of the systems' targets, by the size of the widened one."""
 CHAT, REPETITION = "chat", "repetition"
 TEXTS = ("code", "prose", CHAT, REPETITION)
 MIN_BEST = 0.95
@@ -114,14 +120,8 @@ def serving(system: str, size: str) -> Iterator[str]:
     """Run a system with its defaults, as `outrider up` places it. Yields the address of its HTTP server. Raises
     NotFetched.
     """
-    if system == CHAT_MODEL:
-        target = fetch()
-    elif system == WIDENED:
-        target = widened(size)
-    else:
-        target = DEMO_TARGET
     draft = None if system == CHAT_MODEL else {"model": str(DEMO_DRAFT)}
-    with running({"model": str(target)}, draft) as endpoints:
+    with running({"model": str(TARGETS[system](size))}, draft) as endpoints:
         yield endpoints.http
 
 
@@ -275,7 +275,7 @@ BENCHMARK = Benchmark(
         "answers": 16,
         "units": 4,
         "max_tokens": 32,
-        "systems": Option(list(SYSTEMS), choices=SYSTEMS),
+        "systems": Option(list(TARGETS), choices=tuple(TARGETS)),
         "texts": Option(list(TEXTS), choices=TEXTS),
     },
 )

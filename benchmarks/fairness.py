@@ -24,8 +24,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -109,12 +108,10 @@ ATTACKS = {
 }
 
 
-@contextlib.asynccontextmanager
-async def _client(url: str, key: str) -> AsyncIterator[httpx.AsyncClient]:
+def _client(url: str, key: str) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None)
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=None, limits=limits, trust_env=False) as client:
-        yield client
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=None, limits=limits, trust_env=False)
 
 
 async def _attack(url: str, attack: Attack, first_number: int, has_begun: Event) -> None:
@@ -147,7 +144,7 @@ def _run_attack(url: str, name: str, first_number: int, has_begun: Event) -> Non
     asyncio.run(_attack(url, ATTACKS[name], first_number, has_begun))
 
 
-@contextmanager
+@contextlib.contextmanager
 def attacked(url: str, name: str, first_number: int) -> Iterator[None]:
     """Let the attacker send while the block runs, which begins when all its answers have. Raises RuntimeError when it
     fails.
@@ -171,7 +168,6 @@ def attacked(url: str, name: str, first_number: int) -> Iterator[None]:
 class Window:
     """What the victim saw in some seconds."""
 
-    seconds: float = 0.0
     gaps: list[tuple[float, int]] = field(default_factory=list)
     """Seconds between two events, and the tokens of the second."""
     first_s: list[float] = field(default_factory=list)
@@ -194,6 +190,10 @@ class Window:
     def ttft_s(self) -> float:
         return statistics.median(self.first_s) if self.first_s else self.pending_s
 
+    def __str__(self) -> str:
+        tpot_ms, ttft_ms = 1e3 * self.tpot_s, 1e3 * self.ttft_s
+        return f"{tpot_ms:.1f} ms a token, {self.num_tokens_a_step:.2f} tokens a step, first token {ttft_ms:.0f} ms"
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -215,7 +215,7 @@ async def watch(url: str, seconds: float) -> Window:
     """Run the victim's stream for so long."""
     window, numbers = Window(), itertools.count()
     prompts = dev_prompts(16)
-    began_s = last_s = time.perf_counter()
+    last_s = time.perf_counter()
 
     async def stream(client: httpx.AsyncClient) -> None:
         nonlocal last_s
@@ -240,38 +240,27 @@ async def watch(url: str, seconds: float) -> Window:
     async with _client(url, VICTIM) as client:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stream(client), seconds)
-    now_s = time.perf_counter()
-    window.seconds, window.pending_s = now_s - began_s, now_s - last_s
+    window.pending_s = time.perf_counter() - last_s
     return window
-
-
-async def measure_pair(url: str, name: str, repetition: int, options: argparse.Namespace) -> Pair:
-    """Return the victim's windows alone and beside an attacker."""
-    alone = await watch(url, options.seconds)
-    with attacked(url, name, 1000 * repetition):
-        await asyncio.sleep(options.warm_seconds)
-        beside = await watch(url, 2 * options.seconds)
-    await asyncio.sleep(1.0)  # its answers end
-    print(
-        f"{name}: between tokens {1e3 * alone.tpot_s:.1f} ms alone, {1e3 * beside.tpot_s:.1f} beside; tokens a step "
-        f"{alone.num_tokens_a_step:.2f}, {beside.num_tokens_a_step:.2f}; first token {1e3 * alone.ttft_s:.0f}, "
-        f"{1e3 * beside.ttft_s:.0f} ms",
-        flush=True,
-    )
-    return Pair(alone, beside)
 
 
 async def measure_pairs(url: str, options: argparse.Namespace) -> Found[Pair]:
     """Return, by attacker, the victim's windows, a pair a repetition."""
 
-    async def measure_one(name: str, unit: int, repetition: int) -> Pair:
-        return await measure_pair(url, name, repetition, options)
+    async def measure_pair(name: str, unit: int, repetition: int) -> Pair:
+        alone = await watch(url, options.seconds)
+        with attacked(url, name, 1000 * repetition):
+            await asyncio.sleep(options.warm_seconds)
+            beside = await watch(url, 2 * options.seconds)
+        await asyncio.sleep(1.0)  # its answers end
+        print(f"{name}: alone {alone}, beside it {beside}", flush=True)
+        return Pair(alone, beside)
 
     await watch(url, options.warm_seconds)
-    return await take_turns(options.only, 1, options.repetitions, measure_one)
+    return await take_turns(options.only, 1, options.repetitions, measure_pair)
 
 
-@contextmanager
+@contextlib.contextmanager
 def system(options: argparse.Namespace) -> Iterator[str]:
     """Run target, draft and gateway; yield the gateway's URL."""
     cores = sorted(os.sched_getaffinity(0))

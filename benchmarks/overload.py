@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.arrivals import LatencyTable, Sustainable, in_own_process, open_loop
+from benchmarks.arrivals import Sustainable, add_latencies, in_own_process, open_loop
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Option, Report, dev_prompts
 from benchmarks.footprint import Held, left_in, parts_below, watched
 from benchmarks.runner import Benchmark
@@ -41,11 +41,6 @@ LEAST_SERVED = 0.8
 MOST_GROWTH_MIB = 64.0
 """MiB that a process may grow by during the overload, over the most that it held in the baseline."""
 MIB = 2**20
-
-
-LATENCY = LatencyTable(
-    "Latency of requests that were let in, ms", ("baseline", "overload"), SHARES, SHARES, MOST_TIMES_SLOWER
-)
 
 
 def add_outcomes(report: Report, phases: dict[str, Sequence[RequestOutcome]], seconds: dict[str, float]) -> list[str]:
@@ -166,7 +161,9 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
             phases = [(rate * factor, each) for factor, each in zip(factors, seconds.values(), strict=True)]
             asked = dict(zip(seconds, in_own_process(open_loop, load, phases), strict=True))
         left = left_in(endpoints)
-    violations = LATENCY.add(report, asked["baseline"], asked["overload"])
+    compared = {name: asked[name] for name in ("baseline", "overload")}
+    max_ratios = dict.fromkeys(SHARES, MOST_TIMES_SLOWER)
+    violations = add_latencies(report, "Latency of requests that were let in, ms", compared, SHARES, max_ratios)
     violations += add_outcomes(report, asked, seconds)
     violations += add_rates(report, rate, asked["overload"], seconds["overload"])
     violations += add_memory(report, seen, asked["baseline"], asked["overload"])

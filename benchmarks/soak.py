@@ -11,20 +11,20 @@ so the first tenth of the run is compared with the last as well.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from scipy.stats import theilslopes
 
-from benchmarks.arrivals import LatencyTable, Sustainable, in_own_process, open_loop
+from benchmarks.arrivals import Sustainable, add_latencies, in_own_process, open_loop
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Option, Report, dev_prompts
-from benchmarks.footprint import RAYS_OWN, Held, left_in, parts_below, watched
+from benchmarks.footprint import RAYS_OWN, Held, left_in, parts_below, repeated, watched
 from benchmarks.runner import Benchmark
 from benchmarks.running import running
 from outrider.cli.monitor.series import Scrape
@@ -34,15 +34,12 @@ from outrider.lab.load.load import Load, RequestOutcome
 MIB = 2**20
 SAMPLES = 240
 """Samples of each process over the run."""
-LEAST_SAMPLES = 2
-"""Fewest samples that make a slope."""
 FLAT_SHARE, FLAT_MIB = 0.01, 4.0
 """A process is flat when its slope takes it no further than the larger of these over the run."""
 MOST_DRIFT = 0.02
 """Most by which the acceptance rate may drift over the run."""
 MOST_TIMES_SLOWER = 1.25
 """Median latency of the last tenth of the answers, over that of the first."""
-LATENCY = LatencyTable("Latency, ms", ("first tenth", "last tenth"), (0.5, 0.99), (0.5,), MOST_TIMES_SLOWER)
 MORE_FILES, MORE_THREADS = 4, 2
 """Files and threads that a process may hold more than at the beginning: connections of clients come and go, and
 pools of threads start one when they first need it."""
@@ -65,40 +62,22 @@ class Slope:
         return f"{self.middle:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
 
-@dataclass
-class Acceptance:
-    """Reads the gateway's counts of drafted and accepted tokens, and keeps the rate between each two readings."""
+@dataclass(frozen=True)
+class DraftCounts:
+    """Tokens over all pairs of models, by the gateway's counts."""
 
-    url: str
-    every_s: float
-    times_s: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    _ended: threading.Event = field(default_factory=threading.Event)
+    at_s: float
+    """Monotonic time."""
+    num_drafted: float
+    num_accepted: float
 
-    def __enter__(self) -> Acceptance:
-        self._thread = threading.Thread(target=self._watch, name="acceptance", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        drafted, accepted = self._counts()
-        while not self._ended.wait(self.every_s):
-            now_drafted, now_accepted = self._counts()
-            if now_drafted > drafted:
-                self.times_s.append(time.monotonic())
-                self.rates.append((now_accepted - accepted) / (now_drafted - drafted))
-            drafted, accepted = now_drafted, now_accepted
-
-    def _counts(self) -> tuple[float, float]:
-        """Return (drafted, accepted) tokens over all pairs of models."""
-        scrape = Scrape.parse(httpx.get(f"{self.url}/metrics").text, time.monotonic())
-        drafted = sum(value for _, value in scrape.find("spec_draft_tokens_total"))
-        accepted = sum(value for _, value in scrape.find("spec_accepted_tokens_total"))
-        return drafted, accepted
+    @classmethod
+    def read(cls, url: str) -> DraftCounts:
+        """Read them from the gateway's metrics."""
+        scrape = Scrape.parse(httpx.get(f"{url}/metrics").text, time.monotonic())
+        num_drafted = sum(value for _, value in scrape.find("spec_draft_tokens_total"))
+        num_accepted = sum(value for _, value in scrape.find("spec_accepted_tokens_total"))
+        return cls(scrape.at_s, num_drafted, num_accepted)
 
 
 def tenths(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -115,7 +94,7 @@ def add_footprint(report: Report, seen: dict[str, list[Held]]) -> list[str]:
         ours = not name.startswith(RAYS_OWN)
         if ours and len(samples) < most_samples - 1:
             violations.append(f"{name} ended while the load went on")
-        if len(samples) < LEAST_SAMPLES:
+        if len(samples) < 2:  # one alone makes no slope
             continue
         row, found = _judged(name, samples)
         rows.append(row)
@@ -159,15 +138,20 @@ def _judged(name: str, samples: Sequence[Held]) -> tuple[list[str], list[str]]:
     return row, violations
 
 
-def add_acceptance(report: Report, acceptance: Acceptance) -> list[str]:
-    times_s, rates = acceptance.times_s, acceptance.rates
+def add_acceptance(report: Report, counts: Sequence[DraftCounts], every_s: float) -> list[str]:
+    """Add the acceptance rate between each two readings; return the violations."""
+    times_s, rates = list[float](), list[float]()
+    for before, after in itertools.pairwise(counts):
+        if after.num_drafted > before.num_drafted:
+            times_s.append(after.at_s)
+            rates.append((after.num_accepted - before.num_accepted) / (after.num_drafted - before.num_drafted))
     if len(rates) < 2:
         return ["nothing was drafted"]
     slope, (early, late) = Slope.of(times_s, rates), tenths(rates)
     first, last = quantile(early, 0.5), quantile(late, 0.5)
     drift = slope.middle * (times_s[-1] - times_s[0]) / 3600.0
     report.text(
-        f"Acceptance rate per {acceptance.every_s:g} s: {min(rates):.3f} to {max(rates):.3f}, median "
+        f"Acceptance rate per {every_s:g} s: {min(rates):.3f} to {max(rates):.3f}, median "
         f"{quantile(rates, 0.5):.3f}; slope per hour {slope.middle:+.4f} ({slope.low:+.4f} to {slope.high:+.4f}); "
         f"{first:.3f} in the first tenth, {last:.3f} in the last."
     )
@@ -183,7 +167,9 @@ def add_acceptance(report: Report, acceptance: Acceptance) -> list[str]:
 def add_requests(report: Report, asked: Sequence[RequestOutcome]) -> list[str]:
     ends = [each for each in asked if not each.whole]
     took_s = asked[-1].sent_s - asked[0].sent_s
-    violations = LATENCY.add(report, *tenths([each for each in asked if each.whole]))
+    first, last = tenths([each for each in asked if each.whole])
+    compared = {"first tenth": first, "last tenth": last}
+    violations = add_latencies(report, "Latency, ms", compared, (0.5, 0.99), {0.5: MOST_TIMES_SLOWER})
     report.text(f"{len(asked)} requests, {len(asked) / took_s:.1f} a second; {len(ends)} did not get their answer.")
     faults = Counter(each.fault or str(each.status) for each in ends)
     return violations + [f"{count} times {why}" for why, count in faults.items()]
@@ -211,11 +197,16 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
         in_own_process(open_loop, load, [(rate, options.warm_up_s)])
         every_s = min(30.0, seconds / 60)
         parts = parts_below(endpoints.workers)
-        with Acceptance(load.url, every_s) as acceptance, watched(parts, seconds / SAMPLES) as seen:
+        counts = list[DraftCounts]()
+
+        def read_counts() -> None:
+            counts.append(DraftCounts.read(load.url))
+
+        with repeated(read_counts, every_s), watched(parts, seconds / SAMPLES) as seen:
             (asked,) = in_own_process(open_loop, load, [(rate, seconds)])
         left = left_in(endpoints)
     violations = add_footprint(report, seen)
-    violations += add_acceptance(report, acceptance)
+    violations += add_acceptance(report, counts, every_s)
     violations += add_requests(report, asked)
     return violations + left
 

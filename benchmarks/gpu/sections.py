@@ -49,11 +49,5 @@ FAST = (
     Section("draft", 16, "a draft's step: a random 1B Llama, its forward and its choice"),
 )
 KITS = {"right": RIGHT, "fast": FAST}
-
-
-def find(name: str) -> Section | None:
-    """Return the section of that name, if there is one."""
-    for section in (*RIGHT, *FAST):
-        if section.name == name:
-            return section
-    return None
+SECTIONS = {section.name: section for section in (*RIGHT, *FAST)}
+"""By name."""

@@ -17,24 +17,8 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / ".whl"
-PACKAGES = (
-    "grpcio",
-    "protobuf",
-    "grpcio-health-checking",
-    "grpcio-reflection",
-    "llguidance",
-    "orjson",
-    "prometheus-client",
-    "pydantic",
-    "pydantic-core",
-    "pydantic-settings",
-    "python-dotenv",
-    "annotated-types",
-    "typing-extensions",
-    "typing-inspection",
-)
-"""What the workers and the gateway's rounds import and the machine's image lacks. grpcio, protobuf and
-typing-extensions are there, maybe older than the generated code and pydantic take."""
+LIST = Path(__file__).with_suffix(".txt")
+PACKAGES = [line for line in LIST.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
 NEEDED = {
     "grpc": "grpcio",
     "google.protobuf": "protobuf",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import statistics
@@ -38,7 +39,6 @@ from benchmarks.common import (
     spread,
     widened,
 )
-from benchmarks.passes import PHASES
 from benchmarks.peers.compare import NEAR_TIE, Difference, Judge
 from benchmarks.peers.engines import EngineFailed, EngineProcess, Kind, kinds, missing
 from benchmarks.peers.protocol import Answer, Job, Setup
@@ -71,10 +71,8 @@ class Arm:
     engine: str
     speculative: bool
     setting: Setting
-    shares: list[list[int]]
-    """Indices of the prompts of each pass."""
     answers: list[Answer] = field(default_factory=list)
-    """Of each pass."""
+    """Of each pass, to the first prompts."""
     lacks: str = ""
     """What the engine lacks for it."""
     needs_useful_draft: bool = False
@@ -118,8 +116,8 @@ class Arm:
 
     def judge(self, judge: Judge, prompts: Sequence[list[int]]) -> None:
         """Find the differences of all answers."""
-        for share, answer in zip(self.shares, self.answers, strict=False):
-            for index, ids in zip(share, answer.outputs, strict=True):
+        for answer in self.answers:
+            for index, ids in enumerate(answer.outputs):
                 difference = judge.first_difference(index, prompts[index], ids)
                 if difference is not None:
                     self.differences.append(difference)
@@ -138,31 +136,25 @@ class Arm:
         }
 
 
-@dataclass
 class Run:
     """One run of the benchmark."""
 
-    options: argparse.Namespace
-    target: Path
-    draft: str
-    """Folder of the draft; empty = engines draft with what they have without one."""
-    prompts: list[list[int]]
-    cores: list[int]
-    arms: list[Arm] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
-    """Why an engine was not run."""
-    versions: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> Run:
-        """Return a run with these options."""
+    def __init__(self, options: argparse.Namespace) -> None:
         target, draft = options.target, options.draft
         if not target:
             target, draft = widened(options.size), DEMO_DRAFT
-        tokenizer = Tokenizer.from_file(str(Path(target) / "tokenizer.json"))
+        self.options = options
+        self.target = Path(target)
+        self.draft = str(draft)
+        """Folder of the draft; empty = engines draft with what they have without one."""
+        tokenizer = Tokenizer.from_file(str(self.target / "tokenizer.json"))
         texts = dev_prompts(max([options.prompts, *options.concurrency]))
-        prompts = [tokenizer.encode(text).ids for text in texts]
-        return cls(options, Path(target), str(draft), prompts, cores=sorted(os.sched_getaffinity(0)))
+        self.prompts = [tokenizer.encode(text).ids for text in texts]
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.arms: list[Arm] = []
+        self.absent: dict[str, str] = {}
+        """Why an engine was not run."""
+        self.versions: dict[str, str] = {}
 
     def measure(self) -> None:
         """Measure all settings, then judge all greedy answers."""
@@ -170,11 +162,8 @@ class Run:
         for dtype in options.dtype:
             with contextlib.ExitStack() as running:
                 processes = {process.kind.name: process for process in self._started(dtype, running)}
-                for index, concurrency in enumerate(options.concurrency):
-                    repetitions = options.repetitions[min(index, len(options.repetitions) - 1)]
-                    for temperature in options.temperature:
-                        setting = Setting(dtype, temperature, concurrency)
-                        asyncio.run(self._measure_setting(processes, setting, repetitions))
+                for concurrency, temperature in itertools.product(options.concurrency, options.temperature):
+                    asyncio.run(self._measure_setting(processes, Setting(dtype, temperature, concurrency)))
         for dtype in options.dtype:
             judge = Judge(self.target, dtype)
             for arm in self.arms:
@@ -226,23 +215,18 @@ class Run:
         print(f"{self.versions[kind.name]} is ready after {time.perf_counter() - began_s:.0f} s", flush=True)
         return process
 
-    async def _measure_setting(self, processes: dict[str, EngineProcess], setting: Setting, repetitions: int) -> None:
-        """Measure a setting. Alone, the repetitions share out the prompts, where there are more than one."""
-        everything = list(range(max(self.options.prompts, setting.concurrency)))
-        shares = [everything] * repetitions
-        if setting.concurrency == 1:
-            shares = [everything[repetition::repetitions] for repetition in range(repetitions)]
+    async def _measure_setting(self, processes: dict[str, EngineProcess], setting: Setting) -> None:
+        prompts = self.prompts[: max(self.options.prompts, setting.concurrency)]
         arms = dict[str, Arm]()
         for name in processes:
             for speculative in (False, True):
-                arm = Arm(name, speculative, setting, shares, needs_useful_draft=bool(self.draft))
+                arm = Arm(name, speculative, setting, needs_useful_draft=bool(self.draft))
                 arms[arm.name] = arm
 
         async def answer(name: str, unit: int, repetition: int) -> None:
             arm = arms[name]
             if arm.lacks:
                 return
-            prompts = [self.prompts[index] for index in shares[repetition]]
             max_tokens, temperature = self.options.max_tokens, setting.temperature
             job = Job(prompts, max_tokens, temperature, setting.concurrency, arm.speculative, seed=1)
             try:
@@ -254,7 +238,7 @@ class Run:
             else:
                 arm.answers.append(answer)
 
-        await take_turns(list(arms), 1, repetitions, answer)
+        await take_turns(list(arms), 1, self.options.repetitions, answer)
         for arm in arms.values():
             print(f"{setting}: {arm.name}: {spread(arm.rates) if arm.rates else arm.lacks}", flush=True)
         self.arms += arms.values()
@@ -280,10 +264,9 @@ def add_comparison(report: Report, run: Run) -> None:
     report.text(
         f"{describe_models(run)}. K = {options.num_draft_tokens}, {options.max_tokens} tokens an answer, ends of "
         f"sequence ignored, cores {run.cores} for every engine. Rates are tokens of answers over wall time, prompts' "
-        "feeding included: the median of the passes and their range. At concurrency 1 the passes share out the "
-        "prompts, so that their range is the prompts' more than the machine's. Prefix caches are off. Engines take "
-        "turns; the others are stopped meanwhile, but for Outrider's processes, which sleep. ×: Outrider's rate (both "
-        "workers on all cores) over that engine's, median of the ratios within a repetition."
+        "feeding included: the median of the passes and their range. Prefix caches are off. Engines take turns; the "
+        "others are stopped meanwhile, but for Outrider's processes, which sleep. ×: Outrider's rate (both workers on "
+        "all cores) over that engine's, median of the ratios within a repetition."
     )
     report.text(
         f"{WRONG}: some of its greedy answers in this row are not the target's own (below), nor near-ties. {USELESS}: "
@@ -320,26 +303,6 @@ def add_engines(report: Report, run: Run) -> None:
         report.text("Absent, or n/a above:\n\n" + "\n".join(lines))
 
 
-def add_profile(report: Report, run: Run) -> None:
-    """Add where our rounds' time goes, for the rows that another engine leads."""
-    rows = list[list[str]]()
-    for ours in run.arms:
-        if ours.engine != OURS or not ours.answers:
-            continue
-        others = run.in_setting(ours.setting, ours.speculative).values()
-        comparable = [arm for arm in others if arm.rates and not arm.marks]
-        best = max(comparable, key=lambda arm: statistics.median(arm.rates), default=ours)
-        if best.engine.startswith(OURS):
-            continue
-        row = [f"{ours.setting}{WITH_DRAFT * ours.speculative}", best.engine]
-        for phase in PHASES:
-            row.append(f"{100 * statistics.median(answer.detail[phase] for answer in ours.answers):.0f} %")
-        rows.append(row)
-    if rows:
-        columns = ("row", "fastest", "held for drafts", "verify", "overhead")
-        report.table("Where our time goes, in rows that another leads", columns, rows)
-
-
 def add_differences(report: Report, run: Run) -> None:
     """Add how many greedy answers are the target's own, and the first differences of the others."""
     greedy = [arm for arm in run.arms if arm.setting.temperature == 0 and arm.answers]
@@ -367,16 +330,12 @@ def add_differences(report: Report, run: Run) -> None:
 
 def measure(report: Report, options: argparse.Namespace) -> None:
     """Measure every engine that is installed."""
-    if options.quick:
-        options.temperature, options.concurrency = [0.0], [1, 8]
-        options.prompts, options.max_tokens, options.repetitions = 2, 24, [1]
     for number in (signal.SIGTERM, signal.SIGHUP):  # engines that are stopped must be woken to end
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    run = Run.of(options)
+    run = Run(options)
     run.measure()
     add_comparison(report, run)
     add_engines(report, run)
-    add_profile(report, run)
     add_differences(report, run)
     report.data |= {"versions": run.versions, "absent": run.absent, "options": vars(options)}
     report.data["cells"] = [arm.to_json() for arm in run.arms]
@@ -395,8 +354,7 @@ BENCHMARK = Benchmark(
         "num_draft_tokens": 4,
         "prompts": Option(6, "in a pass, at least; more at higher concurrency"),
         "max_tokens": 96,
-        "repetitions": Option([3, 2, 1], "passes at each concurrency in turn, the last holds for the rest"),
+        "repetitions": 2,
         "engines": Option(list[str](), "parts of names; absent = all that are installed"),
-        "quick": Option(False, "greedy, concurrency 1 and 8, short answers, one pass"),
     },
 )
