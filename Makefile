@@ -54,8 +54,10 @@ test-newest: ## the tests on Python 3.13
 bench-%: $(STAMP) ## one benchmark: make bench-default ARGS=--help; `make bench` lists them
 	$(BIN)/python -m benchmarks $* $(ARGS)
 
+coupled-parity soak: %: bench-% ## the same text, whatever drafts; a steady load for half an hour
+
 # Programs of their own, each with --help: make chaos ARGS='--minutes 10'. What they need is in their descriptions.
-MODULES = bench:benchmarks coupled-parity:benchmarks.coupled_parity soak:benchmarks.soak \
+MODULES = bench:benchmarks \
 	peers:benchmarks.peers.install chaos:tests.chaos fuzz:tests.fuzz hostile:tests.hostile \
 	mutants:tests.mutants laws:tests.law.table paths:tests.paths cluster-test:tests.cluster.run \
 	compose-test:tests.compose check-kubernetes:tests.kubernetes dashboards-check:tests.watching \
@@ -115,4 +117,4 @@ release: ## wheel, source archive, chart, images, bill of materials into dist/; 
 	PYTHON=$(PYTHON) sh deploy/release.sh $(ARGS)
 
 .PHONY: help setup demo up chat check test test-slow test-oldest test-newest proto env-example chart-schema gpu-right \
-	gpu-fast gpu-rehearse rolling-test real-test real-head clients tools page-test docs release $(PROGRAMS)
+	gpu-fast gpu-rehearse coupled-parity soak rolling-test real-test real-head clients tools page-test docs release $(PROGRAMS)

@@ -1,6 +1,6 @@
 """How well each drafter guesses the demo target: Leviathan et al.'s Table 3 for this pair, with its order and bounds.
 
-    make bench-alpha                                  # or: python -m benchmarks.alpha --help
+    make bench-alpha                                  # or: python -m benchmarks alpha --help
 
 Runs `outrider alpha` on the first held-out prompts: at every token that the target writes, each drafter's law is
 compared with the target's. The results are shares, not times: they depend on the pair, the prompts and the text of
@@ -9,9 +9,9 @@ unigram and bigram, and on no machine. The exit code is 1 when an expectation is
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,11 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, Report, dev_prompts, parser
-from outrider.lab.alpha import format_estimate as as_shown
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, DTYPE, REPO, Report, dev_prompts
+from benchmarks.runner import Benchmark
 from outrider.lab.alpha import measure, parse_drafter
-from outrider.lab.models.tally import Estimate
 
-MODEL, BIGRAM, UNIGRAM = "model", "bigram", "unigram"
-ORDER = (MODEL, BIGRAM, UNIGRAM)
+ORDER = ("model", "bigram", "unigram")
 """The paper's order, the best first."""
 NEAR = 0.1
 """Most by which coupled may keep less than rejection's 1 - TV; the proven least, (1 - TV) / (1 + TV), is up to 0.172
@@ -36,21 +34,28 @@ CODE = ("outrider", "gateway", "draft_service", "target_service", "deploy", "mod
 """Folders whose Python is counted: the demo pair writes Python, and was not trained on this."""
 
 
-def shown(estimate: Estimate) -> str:
-    return as_shown(estimate.mean, estimate.error)
+@dataclass(frozen=True)
+class Share:
+    """A mean with half its interval of 95 %; NaN = too few guesses for it, so that no comparison holds."""
 
+    mean: float
+    error: float
 
-def less(one: Estimate, other: Estimate) -> Estimate:
-    """Return the difference, with the interval of independent samples.
+    @classmethod
+    def of(cls, estimate: Mapping[str, float | None]) -> Share:
+        """Read an estimate of `outrider alpha --json`."""
+        mean, error = estimate["mean"], estimate["error"]
+        return cls(math.nan if mean is None else mean, math.nan if error is None else error)
 
-    The interval of the same prompts is narrower where prompts that are easy for one are easy for the other.
-    """
-    if one.mean is None or other.mean is None:
-        return Estimate(None, None)
-    mean = one.mean - other.mean
-    if one.error is None or other.error is None:
-        return Estimate(mean, None)
-    return Estimate(mean, math.hypot(one.error, other.error))
+    def minus(self, other: Share) -> Share:
+        """Return the difference, with the interval of independent samples.
+
+        The interval of the same prompts is narrower where prompts that are easy for one are easy for the other.
+        """
+        return Share(self.mean - other.mean, math.hypot(self.error, other.error))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}±{self.error:.3f}"
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,12 @@ class Row:
 
     temperature: float
     drafter: str
-    alpha: Estimate
+    alpha: Share
     """1 - TV, the share that rejection keeps."""
-    coupled: Estimate
-    bound: Estimate
+    coupled: Share
+    bound: Share
     """(1 - TV) / (1 + TV), the proven least of `coupled`."""
-    greedy: Estimate
+    greedy: Share
     drafted: float
     """Share of the tokens for which there was a guess; the others are in no mean."""
     num_tokens: int
@@ -72,15 +77,9 @@ class Row:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Row:
         """Read a row of `outrider alpha --json`."""
-        estimates = {name: Estimate(**row[name]) for name in ("alpha", "coupled", "bound", "greedy")}
-        kind = str(row["drafter"]).partition(":")[0]
-        return cls(
-            row["setting"]["temperature"],
-            kind,
-            **estimates,
-            drafted=row["drafted"]["mean"],
-            num_tokens=row["num_tokens"],
-        )
+        shares = {name: Share.of(row[name]) for name in ("alpha", "coupled", "bound", "greedy")}
+        facts = {"temperature": row["setting"]["temperature"], "drafter": str(row["drafter"]).partition(":")[0]}
+        return cls(**facts, **shares, drafted=row["drafted"]["mean"], num_tokens=row["num_tokens"])
 
     def __str__(self) -> str:
         return f"{self.drafter} at T = {self.temperature:g}"
@@ -101,81 +100,60 @@ def violations(rows: Sequence[Row]) -> list[str]:
     """
     found = []
     for one, other in steps(rows):
-        gain = less(one.alpha, other.alpha)
-        if gain.mean is None or gain.error is None or not gain.mean > gain.error:
-            found.append(f"{one} is not above {other}: alpha differs by {shown(gain)}")
+        gain = one.alpha.minus(other.alpha)
+        if not gain.mean > gain.error:
+            found.append(f"{one} is not above {other}: alpha differs by {gain}")
     for row in rows:
-        if row.alpha.mean is None or row.bound.mean is None or row.coupled.mean is None or row.coupled.error is None:
-            found.append(f"{row}: too few guesses to tell")
-            continue
         mean, error = row.coupled.mean, row.coupled.error
         if not mean + error >= row.bound.mean - ROUNDING:
-            found.append(f"{row}: coupled {shown(row.coupled)} is below its bound {shown(row.bound)}")
+            found.append(f"{row}: coupled {row.coupled} is below its bound {row.bound}")
         if not mean - error <= row.alpha.mean + ROUNDING:
-            found.append(f"{row}: coupled {shown(row.coupled)} is above 1 - TV, {shown(row.alpha)}")
+            found.append(f"{row}: coupled {row.coupled} is above 1 - TV, {row.alpha}")
         if not mean >= row.alpha.mean - NEAR:
-            found.append(f"{row}: coupled {shown(row.coupled)} is not within {NEAR:g} of 1 - TV, {shown(row.alpha)}")
+            found.append(f"{row}: coupled {row.coupled} is not within {NEAR:g} of 1 - TV, {row.alpha}")
     return found
 
 
 def add_rows(report: Report, rows: Sequence[Row]) -> None:
+    """Add a table for each temperature, and the paper's order."""
     columns = ("drafter", "rejection: alpha = 1 - TV", "coupled", "coupled, at least", "greedy", "guesses at")
     for temperature in sorted({row.temperature for row in rows}):
         own = [row for row in rows if row.temperature == temperature]
-        cells = [
-            [row.drafter, *map(shown, (row.alpha, row.coupled, row.bound, row.greedy)), f"{100 * row.drafted:.0f} %"]
-            for row in own
-        ]
+        cells = list[list[str]]()
+        for row in own:
+            shares = [str(share) for share in (row.alpha, row.coupled, row.bound, row.greedy)]
+            cells.append([row.drafter, *shares, f"{100 * row.drafted:.0f} %"])
         report.table(f"T = {temperature:g}, {own[0].num_tokens} tokens of the target", columns, cells)
-    found = [
-        [
-            f"{one}, over {other.drafter}",
-            shown(less(one.alpha, other.alpha)),
-            f"{one.alpha.mean / other.alpha.mean:.1f}",
-        ]
-        for one, other in steps(rows)
-        if one.alpha.mean is not None and other.alpha.mean
-    ]
-    report.table("The paper's order", ("drafters", "alpha more", "times"), found)
+    order = list[list[str]]()
+    for one, other in steps(rows):
+        times = f"{one.alpha.mean / other.alpha.mean:.1f}" if other.alpha.mean else ""
+        order.append([f"{one}, over {other.drafter}", str(one.alpha.minus(other.alpha)), times])
+    report.table("The paper's order", ("drafters", "alpha more", "times"), order)
 
 
-def text_of(paths: Sequence[Path]) -> tuple[str, int]:
-    """Return the text of all Python files below folders, by name, and of other files; and how many they are."""
-    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+def read_code() -> tuple[str, int]:
+    """Return the text of all Python files below CODE, by name, and how many they are."""
+    files = list[Path]()
+    for folder in CODE:
+        files += sorted((REPO / folder).rglob("*.py"))
     return "\n".join(file.read_text(encoding="utf-8") for file in files), len(files)
 
 
-def named(path: Path) -> str:
-    return str(path.relative_to(REPO) if path.is_relative_to(REPO) else path)
-
-
-def main() -> int:
-    made = parser(
-        __doc__,
-        target=str(DEMO_TARGET),
-        draft=str(DEMO_DRAFT),
-        prompts=48,
-        max_tokens=128,
-        temperatures=[0.0, 1.0],
-        dtype="float32",
-    )
-    code = [REPO / each for each in CODE]
-    made.add_argument("--text", type=Path, nargs="+", default=code, help="of unigram and bigram: files, folders")
-    options = made.parse_args()
-    text, num_files = text_of(options.text)
-    report = Report("alpha", "How well drafters guess the target")
+def measure_drafters(report: Report, options: argparse.Namespace) -> list[str]:
+    """Measure all drafters on the prompts. Returns the violations."""
+    text, num_files = read_code()
     report.text(
         f"The demo pair, {options.dtype}; {options.prompts} prompts of held-out text, {options.max_tokens} tokens that "
         f"the target writes to each. Unigram and bigram are counted in {num_files} files, {len(text)} characters: "
-        f"{', '.join(map(named, options.text))}. Means over the tokens for which a drafter has a guess; after ± the "
+        f"{', '.join(CODE)}. Means over the tokens for which a drafter has a guess; after ± the "
         "interval of 95 %, for which prompts are what is independent."
     )
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder) / "text.py"
         counted.write_text(text, encoding="utf-8")
-        drafts = (f"model:{options.draft}", f"bigram:{counted}", f"unigram:{counted}", "ngram", "lookup")
+        drafts = (f"model:{DEMO_DRAFT}", f"bigram:{counted}", f"unigram:{counted}", "ngram", "lookup")
         task = {
-            "target": options.target,
+            "target": str(DEMO_TARGET),
             "drafters": [parse_drafter(draft) for draft in drafts],
             "prompts": dev_prompts(options.prompts),
             "max_tokens": options.max_tokens,
@@ -187,14 +165,18 @@ def main() -> int:
     rows = [Row.of(row) for row in measured_rows]
     add_rows(report, rows)
     report.data["rows"] = measured_rows
-    report.verdict(
-        violations(rows),
-        "No violation: model above bigram above unigram, by more than the interval; coupled not below (1 - TV) / (1 + "
-        f"TV) nor above 1 - TV, and within {NEAR:g} of it.",
-    )
-    report.write(options.results)
-    return 1 if report.data["violations"] else 0
+    return violations(rows)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    "How well drafters guess the target",
+    measure_drafters,
+    {
+        "prompts": 48,
+        "max_tokens": 128,
+        "temperatures": [0.0, 1.0],
+        "dtype": DTYPE,
+    },
+    well="No violation: model above bigram above unigram, by more than the interval; coupled not below (1 - TV) / (1 + "
+    f"TV) nor above 1 - TV, and within {NEAR:g} of it.",
+)

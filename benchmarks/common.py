@@ -7,8 +7,10 @@ date in it.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import math
+import os
+import platform
 import shlex
 import statistics
 import subprocess
@@ -20,19 +22,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from scipy.stats import t
 
-from benchmarks.machine import machine as describe_machine
-from benchmarks.machine import source_commit
 from benchmarks.tables import markdown_table
 
 REPO = Path(__file__).resolve().parent.parent
 WORK = REPO / ".work"
 RESULTS = REPO / "benchmarks" / "results"
 DEMO_TARGET, DEMO_DRAFT = REPO / "models/demo/target", REPO / "models/demo/draft"
-DEMO_EAGLE3, DEMO_MEDUSA = REPO / "models/demo/eagle3", REPO / "models/demo/medusa"
-DEMO_PASS = REPO / "models/demo/pass"
-TRANSLATION = REPO / "models/translation"
 
 SIZES = {
     "94M": (1024, 2816, 16, 4, 2),
@@ -56,23 +54,9 @@ def widened(size: str, dtype: str = "float32") -> Path:
     return folder
 
 
-def translation_drafts() -> list[Path]:
-    """Return the folders of the translation pair's drafts."""
-    return sorted(TRANSLATION.glob("draft*"))
-
-
-def head_at(folder: Path, kind: str) -> Path:
-    """Return the folder of a head. Ends this process where there is none, and says how one is made."""
-    if not (folder / "config.json").is_file():
-        sys.exit(
-            f"{folder} holds no head: name one with --{kind} FOLDER, or train it as models/recipe/README.md says "
-            f"(outrider train-head {kind} --target models/demo/target ...)"
-        )
-    return folder
-
-
-REPETITIVE, HELD_OUT = "repetitive", "held-out"
+REPETITIVE, HELD_OUT, QUESTIONS = "repetitive", "held-out", "questions"
 SETS = {
+    QUESTIONS: REPO / "benchmarks" / "prompts" / "questions.jsonl",
     REPETITIVE: REPO / "benchmarks" / "prompts" / "repetitive.jsonl",
     HELD_OUT: REPO / "tests" / "data" / "prompts.jsonl",
 }
@@ -81,7 +65,7 @@ SETS = {
 @dataclass(frozen=True)
 class Prompt:
     kind: str
-    """code, json, question or prose."""
+    """code, json, question, prose or chat."""
     text: str
 
 
@@ -91,41 +75,52 @@ def read_prompts(name: str) -> list[Prompt]:
     return [Prompt(str(line["category"]), str(line["prompt"])) for line in lines]
 
 
-def of_all_kinds(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """Return `count` prompts, or all: the first of each kind in turn, while it has any left."""
-    kinds = dict.fromkeys(prompt.kind for prompt in prompts)
-    by_kind = [[prompt for prompt in prompts if prompt.kind == kind] for kind in kinds]
-    rounds = itertools.zip_longest(*by_kind)
-    return [prompt for each in rounds for prompt in each if prompt is not None][:count]
-
-
 def dev_prompts(count: int) -> list[str]:
     """Return the first `count` development prompts, from the first again when there are fewer."""
     prompts = read_prompts(HELD_OUT)
     return [prompts[index % len(prompts)].text for index in range(count)]
 
 
-_HELP = {
-    "size": "of the widened target",
-    "dtype": "of all models",
-    "repetitions": "in turn with the others",
-    "prompt_tokens": "at most",
-}
-_CHOICES: dict[str, Sequence[str]] = {"size": tuple(SIZES), "dtype": ("float32", "bfloat16")}
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+"""Of a processor, of those that the report names."""
 
 
-def parser(doc: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """Return a parser of a benchmark's options by their defaults, a list for several values, and of `--results`."""
+@dataclass(frozen=True)
+class Option:
+    """An option of a benchmark: its default, with what its help says and the values that it takes."""
+
+    default: Any
+    help: str | None = None
+    choices: Sequence[str] | None = None
+
+
+SIZE = Option("94M", "of the widened target", tuple(SIZES))
+DTYPE = Option("float32", "of all models", ("float32", "bfloat16"))
+
+
+def parser(doc: str | None, **options: Any) -> argparse.ArgumentParser:
+    """Return a parser of a benchmark's options and of `--results`.
+
+    options: an `Option` or its default. A list takes several values; True is turned off by `--no-NAME`.
+    """
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in defaults.items():
-        several = isinstance(default, list)
+    for name, value in options.items():
+        option = value if isinstance(value, Option) else Option(value)
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(option.default, bool):
+            made.add_argument(flag, action=argparse.BooleanOptionalAction, default=option.default, help=option.help)
+            continue
+        several = isinstance(option.default, list)
+        one = option.default
+        if several:
+            one = option.default[0] if option.default else ""
         made.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=type(default[0] if several else default),
+            flag,
+            type=type(one),
             nargs="+" if several else None,
-            default=default,
-            choices=_CHOICES.get(name),
-            help=_HELP.get(name),
+            default=option.default,
+            choices=option.choices,
+            help=option.help,
         )
     made.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     return made
@@ -135,82 +130,38 @@ def num_parameters(folder: Path) -> int:
     """Return the number of parameters, from the headers of the folder's safetensors files."""
     total = 0
     for file in folder.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-        total += sum(_product(shape) for shape in shapes)
+        with safe_open(file, framework="np") as tensors:
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
     return total
 
 
-def _product(shape: Sequence[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
-
-
 def machine() -> dict[str, str]:
-    """Describe the machine, the software and the commit, for comparing results."""
-    found = describe_machine()
-    found["software"] += f", torch {version('torch')}, transformers {version('transformers')}"
-    return {**found, "commit": source_commit() or "unknown"}
+    """Describe the machine, its load, the software and the commit, for comparing results."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": f"{names[0] if names else platform.processor()} ({', '.join(flag for flag in _FLAGS if flag in flags)})",
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{memory_bytes / 2**30:.1f} GiB",
+        "load at start": f"{os.getloadavg()[0]:.2f}",
+        "software": f"Python {platform.python_version()}, {platform.system()} {platform.release()}, torch "
+        f"{version('torch')}, transformers {version('transformers')}",
+        "commit": source_commit(),
+    }
 
 
-def random_94m(context: int) -> Path:
-    """Return a Llama of the widened target's shape with random weights and its own context, made when missing."""
-    return random_llama("94M", context, vocab_size=4096, intermediate_size=2816, num_hidden_layers=8)
+def source_commit() -> str:
+    """Return the commit of this checkout, and whether it was changed."""
+    if not (REPO / ".git").exists():  # a repository further up is somebody else's
+        return "unknown"
+    commit, changes = _git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", "-uno")
+    return f"{commit} and changes" if changes else commit
 
 
-def random_llama(size: str, context: int, **sizes: int) -> Path:
-    """Return a Llama with random weights and the demo pair's tokenizer, made when missing."""
-    folder = WORK / f"random-{size}-{context}"
-    if not (folder / "config.json").exists():
-        import torch
-        from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            hidden_size=1024,
-            num_attention_heads=16,
-            num_key_value_heads=4,
-            max_position_embeddings=context,
-            tie_word_embeddings=True,
-            bos_token_id=0,
-            eos_token_id=0,
-            **sizes,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
-    return folder
-
-
-def random_gemma3_270m() -> Path:
-    """Return a Gemma 3 of the 270M model's shape with random weights and the demo pair's tokenizer, made when missing.
-
-    It is kept in bfloat16, which its original's weights are.
-    """
-    folder = WORK / "random-gemma3-270m"
-    if not (folder / "config.json").exists():
-        import torch
-        from transformers import AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
-
-        torch.manual_seed(0)
-        config = Gemma3TextConfig(
-            vocab_size=262_144,
-            hidden_size=640,
-            intermediate_size=2048,
-            num_hidden_layers=18,
-            num_attention_heads=4,
-            num_key_value_heads=1,
-            head_dim=256,
-            sliding_window=512,
-            max_position_embeddings=32_768,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-        Gemma3ForCausalLM(config).bfloat16().save_pretrained(folder)
-        AutoTokenizer.from_pretrained(DEMO_TARGET).save_pretrained(folder)
-    return folder
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=REPO, check=False, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def random_draft() -> Path:
@@ -230,15 +181,6 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     """Return the median, and the range when there is one."""
     middle = f"{statistics.median(values):.{digits}f}"
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
-
-
-def earlier_checkout(commit: str) -> Path:
-    """Return a worktree of an earlier commit with an environment of its own; both are made when they are missing."""
-    tree = WORK / f"before-{commit}"
-    if not tree.exists():
-        subprocess.run(["git", "worktree", "add", "--detach", str(tree), commit], cwd=REPO, check=True)
-    subprocess.run(["make", "setup"], cwd=tree, check=True)
-    return tree
 
 
 def with_interval(values: Sequence[float]) -> tuple[float, float, float]:

@@ -1,6 +1,6 @@
 """Check that nothing but the target changes a coupled text: drafters, K, load, and a draft that dies half-way.
 
-    make coupled-parity                               # or: python -m benchmarks.coupled_parity --help
+    make coupled-parity                               # or: python -m benchmarks coupled-parity --help
 
 Every text has a seed of its own, and is first made without speculation, one at a time. With `--batch-invariant` targets
 all others must be the same to the last token, or the exit code is 1. On the paths whose sums depend on the batch's
@@ -18,7 +18,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser, random_draft
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, DTYPE, Option, Report, dev_prompts, random_draft
 from benchmarks.footprint import worker_info
 from benchmarks.passes import Sample, run_pass
+from benchmarks.runner import Benchmark
 from benchmarks.running import running
 from outrider.cli.up.endpoints import Endpoints
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, Round, Speculation
@@ -176,26 +177,6 @@ ENDS = 2
 """Rounds of an answer that may be without drafts though the draft lives: its first, and a last one for one token."""
 
 
-class Killer:
-    """Ends a process as kill -9 does once num_tokens tokens have come."""
-
-    def __init__(self, pid: int, num_tokens: int) -> None:
-        self._pid = pid
-        self._num_left = num_tokens
-        self.done = False
-
-    def seen(self, item: Round) -> None:
-        self._num_left -= len(item.tokens)
-        if self._num_left <= 0 and not self.done:
-            self.done = True
-            os.kill(self._pid, signal.SIGKILL)
-
-
-def half_way(num_texts: int, max_tokens: int) -> int:
-    """Return the tokens of all texts after which to kill: even one at a time, a text is half done then."""
-    return num_texts // 2 * max_tokens + (max_tokens + 1) // 2
-
-
 class Parity:
     """The reference of one mode, and what was compared with it."""
 
@@ -224,11 +205,6 @@ class Parity:
         """Return the nats up to which a flip is forgiven, once texts were made; None when none is."""
         return None if self._mode == INVARIANT else max(NEAR_TIE, self._judge.moved(self.target, self._plain))
 
-    @property
-    def far(self) -> float:
-        """Most nats that `near_tie` may be."""
-        return FAR[str(self.target["dtype"])]
-
     def run(self) -> None:
         settings = wanted(self._options, self._mode)
         with self.system(DEMO_DRAFT) as endpoints:
@@ -237,20 +213,18 @@ class Parity:
                 self._plain[temperature] = sample.outputs
             for setting in settings:
                 if setting.drafter not in (RANDOM, KILLED):
-                    self._compare(setting, asyncio.run(self._pass(endpoints, setting)))
-        if any(setting.drafter == RANDOM for setting in settings):
+                    self._compare(endpoints, setting)
+        of_random = [setting for setting in settings if setting.drafter == RANDOM]
+        if of_random:
             with self.system(random_draft()) as endpoints:
-                for setting in settings:
-                    if setting.drafter == RANDOM:
-                        self._compare(setting, asyncio.run(self._pass(endpoints, setting)))
+                for setting in of_random:
+                    self._compare(endpoints, setting)
         for setting in settings:
             if setting.drafter == KILLED:
                 with self.system(DEMO_DRAFT) as endpoints:
-                    pid = worker_info(endpoints.first("draft")).pid
-                    killer = Killer(pid, half_way(len(self._prompts), self._options.max_tokens))
-                    self._compare(setting, asyncio.run(self._pass(endpoints, setting, killer)))
+                    self._compare(endpoints, setting)
 
-    async def _pass(self, endpoints: Endpoints, setting: Setting, killer: Killer | None = None) -> Sample:
+    async def _pass(self, endpoints: Endpoints, setting: Setting) -> Sample:
         async with AsyncClient(endpoints.grpc) as client:
             return await run_pass(
                 client,
@@ -259,16 +233,36 @@ class Parity:
                 temperature=setting.temperature,
                 max_tokens=self._options.max_tokens,
                 speculation=setting.speculation,
-                on_round=lambda index, item: None if killer is None else killer.seen(item),
+                on_round=self._killer(endpoints, setting),
             )
 
-    def _compare(self, setting: Setting, sample: Sample) -> None:
+    def _killer(self, endpoints: Endpoints, setting: Setting) -> Callable[[Round], None]:
+        """Return what ends the draft half-way through all texts, as kill -9 does, in a setting that says so."""
+        if setting.drafter != KILLED:
+            return lambda item: None
+        pid, max_tokens = worker_info(endpoints.first("draft")).pid, self._options.max_tokens
+        num_left = len(self._prompts) // 2 * max_tokens + (max_tokens + 1) // 2  # even alone, a text is half done
+
+        def count(item: Round) -> None:
+            nonlocal num_left
+            is_alive = num_left > 0
+            num_left -= len(item.tokens)
+            if is_alive and num_left <= 0:
+                os.kill(pid, signal.SIGKILL)
+
+        return count
+
+    def _compare(self, endpoints: Endpoints, setting: Setting) -> None:
+        """Make the texts of a setting and compare them with plain decoding's."""
+        sample = asyncio.run(self._pass(endpoints, setting))
         plain = self._plain[setting.temperature]
-        flips = [
-            self._flip(index, setting.temperature, one, other, position)
-            for index, (one, other) in enumerate(zip(plain, sample.outputs, strict=True))
-            if (position := first_difference(one, other)) is not None
-        ]
+        flips = list[Flip]()
+        for index, (one, other) in enumerate(zip(plain, sample.outputs, strict=True)):
+            position = first_difference(one, other)
+            if position is not None:
+                ids = one[position], other[position]  # all are max_tokens long: ends of sequence are ignored
+                gap = self._judge.gap(index, one[:position], ids, setting.temperature)
+                flips.append(Flip(index, position, *ids, gap))
         self.outcomes.append(
             Outcome(
                 setting,
@@ -281,11 +275,6 @@ class Parity:
             )
         )
         print(f"{self._mode}, {setting}: {len(flips)} of {len(plain)} texts differ", flush=True)
-
-    def _flip(self, index: int, temperature: float, one: list[int], other: list[int], position: int) -> Flip:
-        expected, found = one[position], other[position]  # all are max_tokens long: ends of sequence are ignored
-        gap = self._judge.gap(index, one[:position], (expected, found), temperature)
-        return Flip(index, position, expected, found, gap)
 
 
 def wanted(options: argparse.Namespace, mode: str) -> list[Setting]:
@@ -306,7 +295,8 @@ def wanted(options: argparse.Namespace, mode: str) -> list[Setting]:
 
 
 def violations(mode: str, outcomes: Sequence[Outcome], forgiven: float | None, far: float) -> list[str]:
-    """Return what must not have happened. forgiven, far: as `Parity.near_tie` and `far`."""
+    """Return what must not have happened. forgiven: as `Parity.near_tie`, which may be
+    `far` at most."""
     found = []
     if forgiven is not None and not forgiven <= far:
         found.append(f"{mode}: sums are moved by {forgiven:.1e} nats, more than {far:g}")
@@ -349,11 +339,11 @@ def add_outcomes(report: Report, mode: str, outcomes: Sequence[Outcome], forgive
     report.table(heading, (*where, "texts as plain", "drafted", "kept", "plain steps"), rows)
     tie = "" if forgiven is None else f" A near-tie is up to {forgiven:.3g} nats wide."
     report.text(counted(outcomes) + tie)
-    flips = [
-        [*each.setting.cells, str(f.prompt), str(f.position), str(f.expected), str(f.found), f"{f.gap:.1e}"]
-        for each in outcomes
-        for f in each.flips
-    ]
+    flips = list[list[str]]()
+    for each in outcomes:
+        for flip in each.flips:
+            place = [str(flip.prompt), str(flip.position), str(flip.expected), str(flip.found)]
+            flips.append([*each.setting.cells, *place, f"{flip.gap:.1e}"])
     if flips:
         report.table(
             f"{heading}: first differences, with the gap of the two sums of log-prob and noise, nats",
@@ -363,14 +353,8 @@ def add_outcomes(report: Report, mode: str, outcomes: Sequence[Outcome], forgive
     report.data[mode] = {"near_tie": forgiven, "passes": [asdict(each) for each in outcomes]}
 
 
-def main() -> int:
-    made = parser(
-        __doc__, prompts=24, max_tokens=128, temperatures=[0.7, 1.0], k=[1, 4, 8], concurrency=[8, 1], dtype="float32"
-    )
-    asked = [each for each in MODES if each not in NOT_ASKED]
-    made.add_argument("--modes", nargs="+", default=asked, choices=list(MODES))
-    options = made.parse_args()
-    report = Report("coupled-parity", "Coupled text, whatever drafts")
+def measure(report: Report, options: argparse.Namespace) -> list[str]:
+    """Make the texts of all modes. Returns the violations."""
     report.text(
         f"The demo pair, {options.dtype}; {options.prompts} prompts of held-out text, {options.max_tokens} tokens an "
         "answer, `coupled`, a seed each. Every text is compared with that of plain decoding, one at a time, in the "
@@ -388,11 +372,20 @@ def main() -> int:
         parity.run()
         forgiven = parity.near_tie()
         add_outcomes(report, mode, parity.outcomes, forgiven)
-        wrong += violations(mode, parity.outcomes, forgiven, parity.far)
-    report.verdict(wrong)
-    report.write(options.results)
-    return 1 if wrong else 0
+        wrong += violations(mode, parity.outcomes, forgiven, FAR[str(parity.target["dtype"])])
+    return wrong
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    "Coupled text, whatever drafts",
+    measure,
+    {
+        "prompts": 24,
+        "max_tokens": 128,
+        "temperatures": [0.7, 1.0],
+        "k": [1, 4, 8],
+        "concurrency": [8, 1],
+        "dtype": DTYPE,
+        "modes": Option([mode for mode in MODES if mode not in NOT_ASKED], choices=tuple(MODES)),
+    },
+)

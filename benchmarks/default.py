@@ -1,15 +1,12 @@
 """Compare the default, a request that says nothing of speculation, with plain decoding and with each drafter by name.
 
-    make bench-default                                # or: python -m benchmarks.default --help
+    make bench-default                                # or: python -m benchmarks default --help
 
 Whole answers over HTTP, greedy and sampled, alone and several at once, to texts of four kinds. A unit is as many
-answers as run at once. Every arm answers a unit in turn before the next unit, in another order each time, so that a
-drift of the machine hits all alike. The answers of a cell and arm have one cache salt, as those of one caller. The
-arms share one running system, and what its target learns of a drafter from one holds for all. A ratio is that of two
-arms' times for one unit; in brackets the interval of 95 % from a bootstrap over units. The best arm of a cell is the
-one that was fastest in it, which is chosen after the fact: noise alone makes the ratio to it a little less than 1.
-What is measured is written, also where the run
-ends early.
+answers as run at once. The answers of a cell and arm have one cache salt, as those of one caller. The arms share one
+running system, and what its target learns of a drafter from one holds for all. In brackets the interval of 95 % from a
+bootstrap over units. The best arm of a cell is the one that was fastest in it, which is chosen after the fact: noise
+alone makes the ratio to it a little less than 1. What is measured is written, also where the run ends early.
 """
 
 from __future__ import annotations
@@ -23,16 +20,28 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, HELD_OUT, REPETITIVE, Report, parser, read_prompts, widened
-from benchmarks.comparison import in_turn
-from benchmarks.passes import Ratio
+from benchmarks.common import (
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    HELD_OUT,
+    QUESTIONS,
+    REPETITIVE,
+    SIZE,
+    Option,
+    Report,
+    read_prompts,
+    widened,
+)
+from benchmarks.runner import Benchmark, Found, Ratio, take_turns
 from benchmarks.running import running
 from models.chat.fetch import NotFetched, fetch
 from outrider.cli.monitor.series import Scrape
@@ -47,28 +56,14 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 """By name, what a request says of speculation."""
 WIDENED, CHAT_MODEL = "widened", "chat-model"
-SYSTEMS = ("demo", WIDENED, CHAT_MODEL)
+TARGETS: Mapping[str, Callable[[str], Path]] = {
+    "demo": lambda size: DEMO_TARGET,
+    WIDENED: widened,
+    CHAT_MODEL: lambda size: fetch(),
+}
+"""Folders of the systems' targets, by the size of the widened one."""
 CHAT, REPETITION = "chat", "repetition"
 TEXTS = ("code", "prose", CHAT, REPETITION)
-QUESTIONS = (
-    "What is a hash table?",
-    "Give me three tips for sleeping better.",
-    "Explain photosynthesis to a child.",
-    "How do I boil an egg?",
-    "Write a short poem about the sea.",
-    "What is the difference between a list and a tuple in Python?",
-    "Why is the sky blue?",
-    "Suggest a name for a small bakery and say why.",
-    "How does a bicycle stay upright?",
-    "Write a polite mail that declines an invitation.",
-    "What should I see in Rome in one day?",
-    "How do vaccines work?",
-    "Tell me a story about a lost key.",
-    "What does a compiler do?",
-    "How can I learn to play the guitar?",
-    "Compare tea and coffee.",
-)
-"""What chats begin with."""
 MIN_BEST = 0.95
 """Geometric mean over cells of the speed of the default over that of the best arm that is wanted at least."""
 MIN_CELL_BEST = 0.90
@@ -91,8 +86,8 @@ class Cell:
     arms: Sequence[str]
     max_tokens: int
     """Of each answer."""
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    """What each unit took, by arm."""
+    seconds: Found[float] = field(default_factory=dict)
+    """What each unit took, once."""
     steps: Counter[str] = field(default_factory=Counter)
     """Of the default's answers, as `count_steps` names them."""
 
@@ -102,18 +97,17 @@ class Cell:
 
     def rate(self, arm: str) -> float:
         """Return the median tokens a second of all answers of a unit together."""
-        return self.concurrency * self.max_tokens / statistics.median(self.seconds[arm])
+        return float(self.concurrency * self.max_tokens / np.median(self.seconds[arm]))
 
     @property
     def best(self) -> str:
         """The arm that was fastest over all units, without the default."""
         named = [arm for arm in self.arms if arm != DEFAULT]
-        return min(named, key=lambda arm: statistics.geometric_mean(self.seconds[arm]))
+        return min(named, key=lambda arm: statistics.geometric_mean(np.concatenate(self.seconds[arm])))
 
     def over(self, arm: str) -> Ratio:
         """Return the speed of the default over that of an arm, the geometric mean over units."""
-        pairs = zip(self.seconds[arm], self.seconds[DEFAULT], strict=True)
-        return Ratio.of([[other / default] for other, default in pairs], statistics.geometric_mean)
+        return Ratio.between(self.seconds[arm], self.seconds[DEFAULT], float, statistics.geometric_mean)
 
     @property
     def drafted(self) -> str:
@@ -126,21 +120,15 @@ def serving(system: str, size: str) -> Iterator[str]:
     """Run a system with its defaults, as `outrider up` places it. Yields the address of its HTTP server. Raises
     NotFetched.
     """
-    if system == CHAT_MODEL:
-        target = fetch()
-    elif system == WIDENED:
-        target = widened(size)
-    else:
-        target = DEMO_TARGET
     draft = None if system == CHAT_MODEL else {"model": str(DEMO_DRAFT)}
-    with running({"model": str(target)}, draft) as endpoints:
+    with running({"model": str(TARGETS[system](size))}, draft) as endpoints:
         yield endpoints.http
 
 
 def bodies(text: str, count: int) -> list[dict[str, Any]]:
     """Return `count` requests of a kind of text, the prompts from the first again when there are fewer."""
     if text == CHAT:
-        found = [{"messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
+        found = [{"messages": [{"role": "user", "content": prompt.text}]} for prompt in read_prompts(QUESTIONS)]
     else:
         if text == REPETITION:
             prompts = [prompt for prompt in read_prompts(REPETITIVE) if prompt.kind != "question"]
@@ -180,17 +168,21 @@ async def count_steps(client: httpx.AsyncClient) -> Counter[str]:
     return steps
 
 
-async def measure(client: httpx.AsyncClient, cell: Cell, units: range, rest: Mapping[str, Any]) -> None:
-    """Have every arm answer these units of a cell's text. rest: fields of all requests."""
-    requests = bodies(cell.text, units.stop * cell.concurrency)
-    for index in units:
-        unit = requests[index * cell.concurrency : (index + 1) * cell.concurrency]
-        for arm in in_turn(cell.arms, index):
-            own = {"temperature": cell.temperature, "cache_salt": f"{cell.name} {arm}", **ARMS[arm]}
-            before = await count_steps(client)
-            cell.seconds.setdefault(arm, []).append(await answer_unit(client, unit, {**rest, **own}))
-            if arm == DEFAULT:
-                cell.steps.update(await count_steps(client) - before)
+async def measure_cell(
+    client: httpx.AsyncClient, cell: Cell, requests: Sequence[Mapping[str, Any]], rest: Mapping[str, Any]
+) -> None:
+    """Have every arm answer these requests, a unit of which is as many as run at once. rest: fields of all requests."""
+
+    async def answer(arm: str, unit: int, repetition: int) -> float:
+        own = {"temperature": cell.temperature, "cache_salt": f"{cell.name} {arm}", **ARMS[arm]}
+        before = await count_steps(client)
+        first = unit * cell.concurrency
+        seconds = await answer_unit(client, requests[first : first + cell.concurrency], {**rest, **own})
+        if arm == DEFAULT:
+            cell.steps.update(await count_steps(client) - before)
+        return seconds
+
+    cell.seconds.update(await take_turns(cell.arms, len(requests) // cell.concurrency, 1, answer))
 
 
 async def measure_system(system: str, address: str, options: argparse.Namespace, cells: list[Cell]) -> None:
@@ -202,13 +194,12 @@ async def measure_system(system: str, address: str, options: argparse.Namespace,
         for temperature, concurrency in itertools.product(options.temperatures, options.concurrency):
             num_units = max(options.units, math.ceil(options.answers / concurrency))
             of_text = partial(Cell, system, temperature, concurrency, arms=arms, max_tokens=options.max_tokens)
-            uncounted = of_text(
-                options.texts[0]
-            )  # the first answers under another load teach the workers what it takes
-            await measure(client, uncounted, range(num_units, num_units + 1), rest)
+            # The first answers under another load teach the workers what it takes; they do not count.
+            first = bodies(options.texts[0], (num_units + 1) * concurrency)[-concurrency:]
+            await measure_cell(client, of_text(options.texts[0]), first, rest)
             for text in options.texts:
                 cell = of_text(text)
-                await measure(client, cell, range(num_units), rest)
+                await measure_cell(client, cell, bodies(text, num_units * concurrency), rest)
                 cells.append(cell)
                 rates = ", ".join(f"{arm} {cell.rate(arm):.0f}" for arm in arms)
                 print(f"{cell.name}: {rates} tokens/s; best {cell.best}, {cell.over(cell.best)}", flush=True)
@@ -234,8 +225,9 @@ def find_slow(cells: Sequence[Cell]) -> list[str]:
     return wrong
 
 
-def add_cells(report: Report, cells: Sequence[Cell]) -> list[str]:
-    """Add the tables of all systems; return what is not as it is wanted."""
+def add_cells(report: Report, cells: Sequence[Cell]) -> None:
+    """Add the tables of all systems."""
+    seconds = dict[str, dict[str, list[float]]]()
     for system in dict.fromkeys(cell.system for cell in cells):
         own = [cell for cell in cells if cell.system == system]
         rows = list[list[str]]()
@@ -247,33 +239,20 @@ def add_cells(report: Report, cells: Sequence[Cell]) -> list[str]:
         columns += ["best", "default / best", "default / plain", "steps of the default"]
         report.table(system.capitalize(), columns, rows)
     report.text(f"Geometric mean over {len(cells)} cells of default / best: {mean_over_best(cells):.3f}.")
-    report.data["seconds of units"] = {cell.name: cell.seconds for cell in cells}
+    for cell in cells:
+        seconds[cell.name] = {arm: [unit[0] for unit in units] for arm, units in cell.seconds.items()}
+    report.data["seconds of units"] = seconds
     report.data["steps of the default"] = {cell.name: cell.steps for cell in cells}
-    wrong = find_slow(cells)
-    report.verdict(wrong)
-    return wrong
 
 
-def main() -> int:
-    made = parser(
-        __doc__,
-        size="94M",
-        temperatures=[0.0, 0.7, 1.0],
-        concurrency=[1, 8],
-        answers=16,
-        units=4,
-        max_tokens=32,
-    )
-    made.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
-    made.add_argument("--texts", nargs="+", default=list(TEXTS), choices=TEXTS)
-    options = made.parse_args()
-    report = Report("default", "The default beside the drafters that it chooses from")
+def measure(report: Report, options: argparse.Namespace) -> list[str]:
+    """Measure all systems. Returns what is not as it is wanted."""
     report.text(
         f"The demo pair, its target WIDENED to {options.size}, and a chat model without a draft, each as `outrider up` "
         f"starts it; whole answers of {options.max_tokens} tokens, at least {options.answers} answers and "
         f"{options.units} units a cell. Steps of the default: with drafts by drafter, without by the reason."
     )
-    cells, wrong = list[Cell](), list[str]()
+    cells = list[Cell]()
     try:
         for system in options.systems:
             with serving(system, options.size) as address:
@@ -282,10 +261,21 @@ def main() -> int:
         sys.exit(f"{CHAT_MODEL}: {error}; or leave it out with --systems")
     finally:
         if cells:
-            wrong = add_cells(report, cells)
-            report.write(options.results)
-    return 1 if wrong else 0
+            add_cells(report, cells)
+    return find_slow(cells)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    "The default beside the drafters that it chooses from",
+    measure,
+    {
+        "size": SIZE,
+        "temperatures": [0.0, 0.7, 1.0],
+        "concurrency": [1, 8],
+        "answers": 16,
+        "units": 4,
+        "max_tokens": 32,
+        "systems": Option(list(TARGETS), choices=tuple(TARGETS)),
+        "texts": Option(list(TEXTS), choices=TEXTS),
+    },
+)

@@ -1,7 +1,6 @@
 """Measure what one caller's requests do to another's stream: six attackers, each beside the same victim.
 
-    make bench-fairness                               # or: python -m benchmarks.fairness --only ngram
-    python -m benchmarks.fairness --help
+    make bench-fairness                               # or: python -m benchmarks fairness --only ngram
 
 The victim is a caller with an API key of its own and one stream, K left to the system; an answer is followed by the
 next. The attacker is another caller, with a key of the same weight. In each repetition and for each attacker the victim
@@ -23,11 +22,9 @@ import os
 import random
 import re
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -35,7 +32,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.common import DEMO_DRAFT, Report, dev_prompts, parser, widened, with_interval
+from benchmarks.common import DEMO_DRAFT, DTYPE, SIZE, Option, Report, dev_prompts, widened, with_interval
+from benchmarks.runner import Benchmark, Found, take_turns
 from benchmarks.running import running
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 
@@ -110,12 +108,10 @@ ATTACKS = {
 }
 
 
-@contextlib.asynccontextmanager
-async def _client(url: str, key: str) -> AsyncIterator[httpx.AsyncClient]:
+def _client(url: str, key: str) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None)
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=None, limits=limits, trust_env=False) as client:
-        yield client
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=None, limits=limits, trust_env=False)
 
 
 async def _attack(url: str, attack: Attack, first_number: int, has_begun: Event) -> None:
@@ -148,7 +144,7 @@ def _run_attack(url: str, name: str, first_number: int, has_begun: Event) -> Non
     asyncio.run(_attack(url, ATTACKS[name], first_number, has_begun))
 
 
-@contextmanager
+@contextlib.contextmanager
 def attacked(url: str, name: str, first_number: int) -> Iterator[None]:
     """Let the attacker send while the block runs, which begins when all its answers have. Raises RuntimeError when it
     fails.
@@ -172,7 +168,6 @@ def attacked(url: str, name: str, first_number: int) -> Iterator[None]:
 class Window:
     """What the victim saw in some seconds."""
 
-    seconds: float = 0.0
     gaps: list[tuple[float, int]] = field(default_factory=list)
     """Seconds between two events, and the tokens of the second."""
     first_s: list[float] = field(default_factory=list)
@@ -195,12 +190,32 @@ class Window:
     def ttft_s(self) -> float:
         return statistics.median(self.first_s) if self.first_s else self.pending_s
 
+    def __str__(self) -> str:
+        tpot_ms, ttft_ms = 1e3 * self.tpot_s, 1e3 * self.ttft_s
+        return f"{tpot_ms:.1f} ms a token, {self.num_tokens_a_step:.2f} tokens a step, first token {ttft_ms:.0f} ms"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The victim's windows of one repetition."""
+
+    alone: Window
+    beside: Window
+
+    @property
+    def times_slower(self) -> float:
+        return self.beside.tpot_s / self.alone.tpot_s
+
+    @property
+    def times_later(self) -> float:
+        return self.beside.ttft_s / self.alone.ttft_s
+
 
 async def watch(url: str, seconds: float) -> Window:
     """Run the victim's stream for so long."""
     window, numbers = Window(), itertools.count()
     prompts = dev_prompts(16)
-    began_s = last_s = time.perf_counter()
+    last_s = time.perf_counter()
 
     async def stream(client: httpx.AsyncClient) -> None:
         nonlocal last_s
@@ -225,33 +240,27 @@ async def watch(url: str, seconds: float) -> Window:
     async with _client(url, VICTIM) as client:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stream(client), seconds)
-    now_s = time.perf_counter()
-    window.seconds, window.pending_s = now_s - began_s, now_s - last_s
+    window.pending_s = time.perf_counter() - last_s
     return window
 
 
-def measure(url: str, options: argparse.Namespace) -> dict[str, list[tuple[Window, Window]]]:
-    """Return, by attacker, the victim's windows alone and beside it, a pair a repetition."""
-    pairs: dict[str, list[tuple[Window, Window]]] = {name: [] for name in options.only}
-    asyncio.run(watch(url, options.warm_seconds))
-    for repetition in range(options.repetitions):
-        for name in options.only:
-            alone = asyncio.run(watch(url, options.seconds))
-            with attacked(url, name, 1000 * repetition):
-                time.sleep(options.warm_seconds)
-                beside = asyncio.run(watch(url, 2 * options.seconds))
-            time.sleep(1.0)  # its answers end
-            pairs[name].append((alone, beside))
-            print(
-                f"{name}: between tokens {1e3 * alone.tpot_s:.1f} ms alone, {1e3 * beside.tpot_s:.1f} beside; tokens a "
-                f"step {alone.num_tokens_a_step:.2f}, {beside.num_tokens_a_step:.2f}; first "
-                f"token {1e3 * alone.ttft_s:.0f}, {1e3 * beside.ttft_s:.0f} ms",
-                flush=True,
-            )
-    return pairs
+async def measure_pairs(url: str, options: argparse.Namespace) -> Found[Pair]:
+    """Return, by attacker, the victim's windows, a pair a repetition."""
+
+    async def measure_pair(name: str, unit: int, repetition: int) -> Pair:
+        alone = await watch(url, options.seconds)
+        with attacked(url, name, 1000 * repetition):
+            await asyncio.sleep(options.warm_seconds)
+            beside = await watch(url, 2 * options.seconds)
+        await asyncio.sleep(1.0)  # its answers end
+        print(f"{name}: alone {alone}, beside it {beside}", flush=True)
+        return Pair(alone, beside)
+
+    await watch(url, options.warm_seconds)
+    return await take_turns(options.only, 1, options.repetitions, measure_pair)
 
 
-@contextmanager
+@contextlib.contextmanager
 def system(options: argparse.Namespace) -> Iterator[str]:
     """Run target, draft and gateway; yield the gateway's URL."""
     cores = sorted(os.sched_getaffinity(0))
@@ -265,53 +274,52 @@ def system(options: argparse.Namespace) -> Iterator[str]:
             yield f"http://{endpoints.http}"
 
 
-def show(report: Report, pairs: dict[str, list[tuple[Window, Window]]]) -> list[str]:
+def add_pairs(report: Report, found: Found[Pair]) -> list[str]:
     """Add the table; return where the promise is not kept: where the whole interval is above it."""
-    rows, violations = [], []
-    for name, own in pairs.items():
-        slower = [beside.tpot_s / alone.tpot_s for alone, beside in own]
-        later = [beside.ttft_s / alone.ttft_s for alone, beside in own]
-        mean, low, high = with_interval(slower)
-        first = with_interval(later)
-        rows.append(
-            [
-                ATTACKS[name].what,
-                f"{1e3 * statistics.median(alone.tpot_s for alone, _ in own):.1f}",
-                f"{1e3 * statistics.median(beside.tpot_s for _, beside in own):.1f}",
-                f"{mean:.2f} ({low:.2f}-{high:.2f})",
-                f"{statistics.median(alone.num_tokens_a_step for alone, _ in own):.2f}",
-                f"{statistics.median(beside.num_tokens_a_step for _, beside in own):.2f}",
-                f"{1e3 * statistics.median(alone.ttft_s for alone, _ in own):.0f}",
-                f"{1e3 * statistics.median(beside.ttft_s for _, beside in own):.0f}",
-                f"{first[0]:.2f} ({first[1]:.2f}-{first[2]:.2f})",
-            ]
-        )
+    rows, violations = list[list[str]](), list[str]()
+    for name, (pairs,) in found.items():
+        slower = [pair.times_slower for pair in pairs]
+        later = [pair.times_later for pair in pairs]
+        row = [ATTACKS[name].what]
+        row += [median_ms(pair.alone.tpot_s for pair in pairs), median_ms(pair.beside.tpot_s for pair in pairs)]
+        row.append("{:.2f} ({:.2f}-{:.2f})".format(*with_interval(slower)))
+        row.append(f"{statistics.median(pair.alone.num_tokens_a_step for pair in pairs):.2f}")
+        row.append(f"{statistics.median(pair.beside.num_tokens_a_step for pair in pairs):.2f}")
+        row += [median_ms(pair.alone.ttft_s for pair in pairs), median_ms(pair.beside.ttft_s for pair in pairs)]
+        row.append("{:.2f} ({:.2f}-{:.2f})".format(*with_interval(later)))
+        rows.append(row)
         report.data[name] = {"times_slower": slower, "times_later": later}
+        mean, low, _ = with_interval(slower)
         if low > MAX_TIMES_SLOWER:
             violations.append(
                 f"beside {name} the victim is {mean:.2f} times as slow as alone, above {MAX_TIMES_SLOWER:g}"
             )
-    columns = (
-        *("beside another caller's", "between tokens, alone, ms", "beside it, ms", "times as slow"),
-        *("tokens a step, alone", "beside it"),
-        *("first token, alone, ms", "beside it, ms", "times as late"),
-    )
+    columns = ["beside another caller's", "between tokens, alone, ms", "beside it, ms", "times as slow"]
+    columns += ["tokens a step, alone", "beside it", "first token, alone, ms", "beside it, ms", "times as late"]
     report.table("One caller's stream beside another caller", columns, rows)
     return violations
 
 
-def main() -> int:
-    made = parser(__doc__, size="94M", dtype="float32", seconds=4.0, warm_seconds=2.0, repetitions=6)
-    made.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), help="attackers; default: all")
-    options = made.parse_args()
-    report = Report("fairness", "One caller beside another")
+def median_ms(seconds: Iterable[float]) -> str:
+    return f"{1e3 * statistics.median(seconds):.1f}"
+
+
+def measure(report: Report, options: argparse.Namespace) -> list[str]:
+    """Measure the pairs of all attackers. Returns where the promise is not kept."""
     with system(options) as url:
-        pairs = measure(url, options)
-    violations = show(report, pairs)
-    report.verdict(violations)
-    report.write(options.results)
-    return 1 if violations else 0
+        found = asyncio.run(measure_pairs(url, options))
+    return add_pairs(report, found)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    "One caller beside another",
+    measure,
+    {
+        "size": SIZE,
+        "dtype": DTYPE,
+        "seconds": 4.0,
+        "warm_seconds": 2.0,
+        "repetitions": 6,
+        "only": Option(list(ATTACKS), "attackers; default: all", tuple(ATTACKS)),
+    },
+)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,24 +82,35 @@ def held(pid: int) -> Held:
 
 
 @contextlib.contextmanager
-def watched(pids: Mapping[str, int], every_s: float) -> Iterator[dict[str, list[Held]]]:
-    """Yield samples by name, to which each moment adds one while the block runs and the process lives."""
-    seen: dict[str, list[Held]] = {name: [] for name in pids}
+def repeated(function: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call a function again and again, on a thread of its own, while the block runs."""
     ended = threading.Event()
 
-    def watch() -> None:
+    def repeat() -> None:
         while not ended.wait(every_s):
-            for name, pid in pids.items():
-                with contextlib.suppress(OSError):
-                    seen[name].append(held(pid))
+            function()
 
-    thread = threading.Thread(target=watch, name="footprint", daemon=True)
+    thread = threading.Thread(target=repeat, name="footprint", daemon=True)
     thread.start()
     try:
-        yield seen
+        yield
     finally:
         ended.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def watched(pids: Mapping[str, int], every_s: float) -> Iterator[dict[str, list[Held]]]:
+    """Yield samples by name, to which each moment adds one while the block runs and the process lives."""
+    seen: dict[str, list[Held]] = {name: [] for name in pids}
+
+    def add_samples() -> None:
+        for name, pid in pids.items():
+            with contextlib.suppress(OSError):
+                seen[name].append(held(pid))
+
+    with repeated(add_samples, every_s):
+        yield seen
 
 
 def left_in(endpoints: Endpoints) -> list[str]:

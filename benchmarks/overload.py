@@ -1,6 +1,6 @@
 """Send four times the sustainable load for a minute: do admitted requests feel it, and what do the refused ones get?
 
-    make bench-overload                            # or: python -m benchmarks.overload --help
+    make bench-overload                            # or: python -m benchmarks overload --help
 
 The sustainable rate is that of a closed loop with as many requests as run at once. Then requests come by themselves
 (Poisson): at a share of that rate, which is the baseline, since a queue at the full rate grows without bound; at a
@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.arrivals import closed_loop, in_own_process, open_loop
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser
+from benchmarks.arrivals import Sustainable, add_latencies, in_own_process, open_loop
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Option, Report, dev_prompts
 from benchmarks.footprint import Held, left_in, parts_below, watched
+from benchmarks.runner import Benchmark
 from benchmarks.running import running
 from outrider.lab.load.figures import quantile
 from outrider.lab.load.load import Load, RequestOutcome
@@ -41,26 +41,6 @@ LEAST_SERVED = 0.8
 MOST_GROWTH_MIB = 64.0
 """MiB that a process may grow by during the overload, over the most that it held in the baseline."""
 MIB = 2**20
-
-
-LATENCIES = {
-    "first token": lambda asked: asked.first_token_s,
-    "whole answer": lambda asked: asked.total_s,
-}
-
-
-def add_latencies(report: Report, baseline: Sequence[RequestOutcome], overload: Sequence[RequestOutcome]) -> list[str]:
-    """Add the table and return the violations."""
-    rows, violations = [], []
-    for name, latency in LATENCIES.items():
-        before, during = ([latency(asked) for asked in phase if asked.is_complete] for phase in (baseline, overload))
-        for share in SHARES:
-            one, other = quantile(before, share), quantile(during, share)
-            rows.append([f"{name}, p{100 * share:.0f}", f"{1e3 * one:.0f}", f"{1e3 * other:.0f}", f"{other / one:.2f}"])
-            if not other / one <= MOST_TIMES_SLOWER:
-                violations.append(f"{name}, p{100 * share:.0f}: {other / one:.2f} times the baseline's")
-    report.table("Latency of requests that were let in, ms", ("", "baseline", "overload", "ratio"), rows)
-    return violations
 
 
 def add_outcomes(report: Report, phases: dict[str, Sequence[RequestOutcome]], seconds: dict[str, float]) -> list[str]:
@@ -155,18 +135,37 @@ def add_rates(report: Report, rate: float, overload: Sequence[RequestOutcome], s
 
 def measure(report: Report, options: argparse.Namespace) -> list[str]:
     """Run all phases and return the violations."""
+    report.text(
+        f"The demo pair as `outrider up` places it on {len(os.sched_getaffinity(0))} cores, with max_running "
+        f"{options.max_running} and otherwise the default settings. Streams over HTTP, prompts of {PROMPT_CHARACTERS} "
+        f"characters or less that share no cached prefix, {options.max_tokens} tokens an answer, temperatures 0 and "
+        f"0.8 in turn; the load is one process on the same cores. {options.seconds:g} s at {options.baseline:g} times "
+        f"the sustainable rate, as long at {options.times:g} times it, half as long at {options.baseline:g} times it "
+        "again; arrivals are Poisson, and nobody who is refused asks again."
+    )
     prompts = tuple(prompt[-PROMPT_CHARACTERS:] for prompt in dev_prompts(NUM_PROMPTS))
     gateway = {"max_running": options.max_running}
     with running({"model": str(DEMO_TARGET)}, {"model": str(DEMO_DRAFT)}, gateway) as endpoints:
         load = Load(f"http://{endpoints.http}", prompts, options.max_tokens, shared_prefixes=False)
+<<<<<<< o
         in_own_process(closed_loop, load, options.max_running, options.closed_s / 3)  # warm
         closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
         took_s = max(each.ended_s for each in closed) - closed[0].sent_s
         rate = sum(each.is_complete for each in closed) / took_s
+||||||| b
+        in_own_process(closed_loop, load, options.max_running, options.closed_s / 3)  # warm
+        closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
+        took_s = max(each.ended_s for each in closed) - closed[0].sent_s
+        rate = sum(each.whole for each in closed) / took_s
+=======
+        Sustainable.of(load, options.max_running, options.closed_s / 3)  # warm
+        closed = Sustainable.of(load, options.max_running, options.closed_s)
+        rate = closed.rate
+>>>>>>> t
         report.text(
             f"Sustainable: {rate:.1f} requests a second, from a closed loop of {options.max_running}, whose whole "
-            f"answers take {1e3 * quantile([each.total_s for each in closed], 0.5):.0f} ms (median) and first tokens "
-            f"{1e3 * quantile([each.first_token_s for each in closed if each.is_complete], 0.5):.0f} ms."
+            f"answers take {1e3 * quantile([each.total_s for each in closed.outcomes], 0.5):.0f} ms (median) and first "
+            f"tokens {1e3 * quantile([each.first_token_s for each in closed.outcomes if each.is_complete], 0.5):.0f} ms."
         )
         seconds = {"baseline": options.seconds, "overload": options.seconds, "afterwards": options.seconds / 2}
         factors = (options.baseline, options.times, options.baseline)
@@ -174,7 +173,9 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
             phases = [(rate * factor, each) for factor, each in zip(factors, seconds.values(), strict=True)]
             asked = dict(zip(seconds, in_own_process(open_loop, load, phases), strict=True))
         left = left_in(endpoints)
-    violations = add_latencies(report, asked["baseline"], asked["overload"])
+    compared = {name: asked[name] for name in ("baseline", "overload")}
+    max_ratios = dict.fromkeys(SHARES, MOST_TIMES_SLOWER)
+    violations = add_latencies(report, "Latency of requests that were let in, ms", compared, SHARES, max_ratios)
     violations += add_outcomes(report, asked, seconds)
     violations += add_rates(report, rate, asked["overload"], seconds["overload"])
     violations += add_memory(report, seen, asked["baseline"], asked["overload"])
@@ -184,30 +185,18 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
     return violations + left
 
 
-def main() -> int:
-    made = parser(__doc__, seconds=60.0, closed_s=30.0, max_running=4, max_tokens=64)
-    made.add_argument("--times", type=float, default=4.0, help="the sustainable rate")
-    made.add_argument("--baseline", type=float, default=0.8, help="share of the sustainable rate before and after")
-    options = made.parse_args()
-    report = Report("overload", "Overload")
-    report.text(
-        f"The demo pair as `outrider up` places it on {len(os.sched_getaffinity(0))} cores, with max_running "
-        f"{options.max_running} and otherwise the default settings. Streams over HTTP, prompts of {PROMPT_CHARACTERS} "
-        f"characters or less that share no cached prefix, {options.max_tokens} tokens an answer, temperatures 0 and "
-        f"0.8 in turn; the load is one process on the same cores. {options.seconds:g} s at {options.baseline:g} times "
-        f"the sustainable rate, as long at {options.times:g} times it, half as long at {options.baseline:g} times it "
-        "again; arrivals are Poisson, and nobody who is refused asks again."
-    )
-    violations = measure(report, options)
-    report.verdict(
-        violations,
-        f"Latency is within {MOST_TIMES_SLOWER:g} times the baseline's, 99 refusals in 100 took at most "
-        f"{1e3 * MOST_REFUSAL_S:g} ms and all said when to come back, every answer was whole, no process grew by "
-        f"more than {MOST_GROWTH_MIB:g} MiB, and afterwards nothing held a slot, block, ticket or place.",
-    )
-    report.write(options.results)
-    return 1 if violations else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    "Overload",
+    measure,
+    {
+        "seconds": 60.0,
+        "closed_s": 30.0,
+        "max_running": 4,
+        "max_tokens": 64,
+        "times": Option(4.0, "the sustainable rate"),
+        "baseline": Option(0.8, "share of the sustainable rate before and after"),
+    },
+    well=f"Latency is within {MOST_TIMES_SLOWER:g} times the baseline's, 99 refusals in 100 took at most "
+    f"{1e3 * MOST_REFUSAL_S:g} ms and all said when to come back, every answer was whole, no process grew by "
+    f"more than {MOST_GROWTH_MIB:g} MiB, and afterwards nothing held a slot, block, ticket or place.",
+)

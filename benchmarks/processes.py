@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import REPO
 from outrider.wire.processes.processes import Child
 
 START_S = 180.0
@@ -36,11 +35,6 @@ class Checkout:
         """Variables of its processes: its own modules come first, and no setting of ours reaches them."""
         bare = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
         return bare | {"PYTHONPATH": str(self.tree)}
-
-
-def this_checkout() -> Checkout:
-    """Return this tree, with this interpreter."""
-    return Checkout(REPO, sys.executable)
 
 
 def checkout_at(tree: Path) -> Checkout:

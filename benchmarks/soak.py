@@ -1,6 +1,6 @@
 """Keep a steady load for half an hour: does any process grow, does anything fail, does acceptance drift?
 
-    make soak ARGS='--minutes 30'                  # or: python -m benchmarks.soak --help
+    make soak ARGS='--minutes 30'                  # or: python -m benchmarks soak --help
 
 The system is what `outrider up` starts: Ray, the launcher, its workers and a gateway; `--no-ray` for plain processes.
 Poisson arrivals at a share of the sustainable rate, which a closed loop finds first. Slopes are Theil and Sen's, the
@@ -13,30 +13,27 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from scipy.stats import theilslopes
 
-from benchmarks.arrivals import closed_loop, in_own_process, open_loop
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser
-from benchmarks.footprint import RAYS_OWN, Held, left_in, parts_below, watched
-from benchmarks.overload import LATENCIES
+from benchmarks.arrivals import Sustainable, add_latencies, in_own_process, open_loop
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Option, Report, dev_prompts
+from benchmarks.footprint import RAYS_OWN, Held, left_in, parts_below, repeated, watched
+from benchmarks.runner import Benchmark
 from benchmarks.running import running
+from outrider.cli.monitor.series import Scrape
 from outrider.lab.load.figures import quantile
 from outrider.lab.load.load import Load, RequestOutcome
 
 MIB = 2**20
 SAMPLES = 240
 """Samples of each process over the run."""
-LEAST_SAMPLES = 2
-"""Fewest samples that make a slope."""
 FLAT_SHARE, FLAT_MIB = 0.01, 4.0
 """A process is flat when its slope takes it no further than the larger of these over the run."""
 MOST_DRIFT = 0.02
@@ -65,42 +62,22 @@ class Slope:
         return f"{self.middle:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
 
-@dataclass
-class Acceptance:
-    """Reads the gateway's counts of drafted and accepted tokens, and keeps the rate between each two readings."""
+@dataclass(frozen=True)
+class DraftCounts:
+    """Tokens over all pairs of models, by the gateway's counts."""
 
-    url: str
-    every_s: float
-    times_s: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    _ended: threading.Event = field(default_factory=threading.Event)
+    at_s: float
+    """Monotonic time."""
+    num_drafted: float
+    num_accepted: float
 
-    def __enter__(self) -> Acceptance:
-        self._thread = threading.Thread(target=self._watch, name="acceptance", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        drafted, accepted = self._counts()
-        while not self._ended.wait(self.every_s):
-            now_drafted, now_accepted = self._counts()
-            if now_drafted > drafted:
-                self.times_s.append(time.monotonic())
-                self.rates.append((now_accepted - accepted) / (now_drafted - drafted))
-            drafted, accepted = now_drafted, now_accepted
-
-    def _counts(self) -> tuple[float, float]:
-        """Return (drafted, accepted) tokens over all pairs of models."""
-        samples = [line.rsplit(" ", 1) for line in httpx.get(f"{self.url}/metrics").text.splitlines()]
-        drafted, accepted = (
-            sum(float(sample[1]) for sample in samples if sample[0].partition("{")[0] == name)
-            for name in ("spec_draft_tokens_total", "spec_accepted_tokens_total")
-        )
-        return drafted, accepted
+    @classmethod
+    def read(cls, url: str) -> DraftCounts:
+        """Read them from the gateway's metrics."""
+        scrape = Scrape.parse(httpx.get(f"{url}/metrics").text, time.monotonic())
+        num_drafted = sum(value for _, value in scrape.find("spec_draft_tokens_total"))
+        num_accepted = sum(value for _, value in scrape.find("spec_accepted_tokens_total"))
+        return cls(scrape.at_s, num_drafted, num_accepted)
 
 
 def tenths(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -117,7 +94,7 @@ def add_footprint(report: Report, seen: dict[str, list[Held]]) -> list[str]:
         ours = not name.startswith(RAYS_OWN)
         if ours and len(samples) < most_samples - 1:
             violations.append(f"{name} ended while the load went on")
-        if len(samples) < LEAST_SAMPLES:
+        if len(samples) < 2:  # one alone makes no slope
             continue
         row, found = _judged(name, samples)
         rows.append(row)
@@ -161,15 +138,20 @@ def _judged(name: str, samples: Sequence[Held]) -> tuple[list[str], list[str]]:
     return row, violations
 
 
-def add_acceptance(report: Report, acceptance: Acceptance) -> list[str]:
-    times_s, rates = acceptance.times_s, acceptance.rates
+def add_acceptance(report: Report, counts: Sequence[DraftCounts], every_s: float) -> list[str]:
+    """Add the acceptance rate between each two readings; return the violations."""
+    times_s, rates = list[float](), list[float]()
+    for before, after in itertools.pairwise(counts):
+        if after.num_drafted > before.num_drafted:
+            times_s.append(after.at_s)
+            rates.append((after.num_accepted - before.num_accepted) / (after.num_drafted - before.num_drafted))
     if len(rates) < 2:
         return ["nothing was drafted"]
     slope, (early, late) = Slope.of(times_s, rates), tenths(rates)
     first, last = quantile(early, 0.5), quantile(late, 0.5)
     drift = slope.middle * (times_s[-1] - times_s[0]) / 3600.0
     report.text(
-        f"Acceptance rate per {acceptance.every_s:g} s: {min(rates):.3f} to {max(rates):.3f}, median "
+        f"Acceptance rate per {every_s:g} s: {min(rates):.3f} to {max(rates):.3f}, median "
         f"{quantile(rates, 0.5):.3f}; slope per hour {slope.middle:+.4f} ({slope.low:+.4f} to {slope.high:+.4f}); "
         f"{first:.3f} in the first tenth, {last:.3f} in the last."
     )
@@ -183,16 +165,19 @@ def add_acceptance(report: Report, acceptance: Acceptance) -> list[str]:
 
 
 def add_requests(report: Report, asked: Sequence[RequestOutcome]) -> list[str]:
+<<<<<<< o
     whole = [each for each in asked if each.is_complete]
     ends = [each for each in asked if not each.is_complete]
+||||||| b
+    whole = [each for each in asked if each.whole]
+    ends = [each for each in asked if not each.whole]
+=======
+    ends = [each for each in asked if not each.whole]
+>>>>>>> t
     took_s = asked[-1].sent_s - asked[0].sent_s
-    rows, violations = [], []
-    for (name, latency), share in itertools.product(LATENCIES.items(), (0.5, 0.99)):
-        first, last = (quantile([latency(each) for each in some], share) for some in tenths(whole))
-        rows.append([f"{name}, p{100 * share:.0f}", f"{1e3 * first:.0f}", f"{1e3 * last:.0f}", f"{last / first:.2f}"])
-        if share == 0.5 and not last / first <= MOST_TIMES_SLOWER:
-            violations.append(f"{name} takes {last / first:.2f} times as long in the last tenth as in the first")
-    report.table("Latency, ms", ("", "first tenth", "last tenth", "ratio"), rows)
+    first, last = tenths([each for each in asked if each.whole])
+    compared = {"first tenth": first, "last tenth": last}
+    violations = add_latencies(report, "Latency, ms", compared, (0.5, 0.99), {0.5: MOST_TIMES_SLOWER})
     report.text(f"{len(asked)} requests, {len(asked) / took_s:.1f} a second; {len(ends)} did not get their answer.")
     faults = Counter(each.fault or str(each.status) for each in ends)
     return violations + [f"{count} times {why}" for why, count in faults.items()]
@@ -200,13 +185,26 @@ def add_requests(report: Report, asked: Sequence[RequestOutcome]) -> list[str]:
 
 def measure(report: Report, options: argparse.Namespace) -> list[str]:
     """Run the load and return the violations."""
+    report.text(
+        f"The demo pair as `outrider up{'' if options.ray else ' --no-ray'}` places it on "
+        f"{len(os.sched_getaffinity(0))} cores, streams over HTTP, "
+        f"{options.max_tokens} tokens an answer, temperatures 0 and 0.8 in turn; the load is one process on the same "
+        f"cores. {options.minutes:g} minutes. Own memory: resident pages that are no file's."
+    )
     prompts = tuple(dev_prompts(48))
     gateway = {"max_running": options.max_running, "num_draft_tokens": 5}  # both workers work all the time
     pair = {"model": str(DEMO_TARGET)}, {"model": str(DEMO_DRAFT)}
-    with running(*pair, gateway, with_ray=not options.no_ray) as endpoints:
+    with running(*pair, gateway, with_ray=options.ray) as endpoints:
         load = Load(f"http://{endpoints.http}", prompts, options.max_tokens)
+<<<<<<< o
         closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
         full = sum(each.is_complete for each in closed) / (max(each.ended_s for each in closed) - closed[0].sent_s)
+||||||| b
+        closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
+        full = sum(each.whole for each in closed) / (max(each.ended_s for each in closed) - closed[0].sent_s)
+=======
+        full = Sustainable.of(load, options.max_running, options.closed_s).rate
+>>>>>>> t
         rate, seconds = full * options.share, 60.0 * options.minutes
         report.text(
             f"{rate:.1f} requests a second, {100 * options.share:g} % of the {full:.1f} of a closed loop of "
@@ -215,37 +213,33 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
         in_own_process(open_loop, load, [(rate, options.warm_up_s)])
         every_s = min(30.0, seconds / 60)
         parts = parts_below(endpoints.workers)
-        with Acceptance(load.url, every_s) as acceptance, watched(parts, seconds / SAMPLES) as seen:
+        counts = list[DraftCounts]()
+
+        def read_counts() -> None:
+            counts.append(DraftCounts.read(load.url))
+
+        with repeated(read_counts, every_s), watched(parts, seconds / SAMPLES) as seen:
             (asked,) = in_own_process(open_loop, load, [(rate, seconds)])
         left = left_in(endpoints)
     violations = add_footprint(report, seen)
-    violations += add_acceptance(report, acceptance)
+    violations += add_acceptance(report, counts, every_s)
     violations += add_requests(report, asked)
     return violations + left
 
 
-def main() -> int:
-    made = parser(__doc__, minutes=30.0, closed_s=30.0, warm_up_s=180.0, max_running=16, max_tokens=64)
-    made.add_argument("--share", type=float, default=0.6, help="of the sustainable rate")
-    made.add_argument("--no-ray", action="store_true", help="workers as plain processes, without a launcher")
-    options = made.parse_args()
-    report = Report("soak", "A steady load for long")
-    report.text(
-        f"The demo pair as `outrider up{' --no-ray' if options.no_ray else ''}` places it on "
-        f"{len(os.sched_getaffinity(0))} cores, streams over HTTP, "
-        f"{options.max_tokens} tokens an answer, temperatures 0 and 0.8 in turn; the load is one process on the same "
-        f"cores. {options.minutes:g} minutes. Own memory: resident pages that are no file's."
-    )
-    violations = measure(report, options)
-    report.verdict(
-        violations,
-        "Memory is flat (neither its slope nor its last tenth takes a process of Outrider's further than 1 % or "
-        "4 MiB from the first), every request had its whole answer, neither acceptance nor median latency drifts, "
-        "and afterwards nothing held a slot, block, ticket or place.",
-    )
-    report.write(options.results)
-    return 1 if violations else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    "A steady load for long",
+    measure,
+    {
+        "minutes": 30.0,
+        "closed_s": 30.0,
+        "warm_up_s": 180.0,
+        "max_running": 16,
+        "max_tokens": 64,
+        "share": Option(0.6, "of the sustainable rate"),
+        "ray": Option(True, "the launcher starts the workers; otherwise they are plain processes"),
+    },
+    well="Memory is flat (neither its slope nor its last tenth takes a process of Outrider's further than 1 % or "
+    "4 MiB from the first), every request had its whole answer, neither acceptance nor median latency drifts, "
+    "and afterwards nothing held a slot, block, ticket or place.",
+)

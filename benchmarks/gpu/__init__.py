@@ -33,6 +33,4 @@ Limits in seconds, in order of worth; each kit's add up to 240 or less (`section
 | memory | 10 | | | |
 | graphs | 10 | | | |
 | in all | 240 | | in all | 240 |
-
-`prompts` has a place in neither and is run by name.
 """

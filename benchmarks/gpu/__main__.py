@@ -15,7 +15,7 @@ from benchmarks.gpu import wheels
 from benchmarks.gpu.bench import REPO
 from benchmarks.gpu.document import Document
 from benchmarks.gpu.runner import Outcome, run_sections
-from benchmarks.gpu.sections import BY_NAME, FAST, KITS, RIGHT, START_S, Section, find
+from benchmarks.gpu.sections import KITS, SECTIONS, START_S, Section
 
 EXIT_FINDINGS = 1
 EXIT_NO_GPU = 3
@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
         unpacked = wheels.unpack(Path(site))
         before = [site] if unpacked else []
         sys.path[:0] = before
-        os.environ["PYTHONPATH"] = os.pathsep.join([*before, str(REPO), *_python_path()])
+        given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        os.environ["PYTHONPATH"] = os.pathsep.join([*before, str(REPO), *given])
         if args.rehearse:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # small sizes gain nothing from more
         lacking = wheels.missing()
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _table() -> str:
     lines = []
-    for name, sections in (("right", RIGHT), ("fast", FAST), ("by name alone", BY_NAME)):
+    for name, sections in KITS.items():
         lines.append(f"{name}:")
         lines += [f"  {section.name:<10} {section.limit_s:4} s  {section.about}" for section in sections]
     return "\n".join(lines)
@@ -91,10 +92,9 @@ def _table() -> str:
 
 def _sections(what: str, only: list[str]) -> list[Section]:
     """Return what is to run. Ends this process for a name that no section has."""
-    section = find(what)
-    if what not in KITS and section is None:
+    if what not in KITS and what not in SECTIONS:
         sys.exit(f"there is no kit and no section {what!r}; there are:\n{_table()}")
-    sections = list(KITS.get(what, ())) or [section]
+    sections = KITS[what] if what in KITS else [SECTIONS[what]]
     unknown = set(only) - {each.name for each in sections}
     if unknown:
         sys.exit(f"{what} has no section {', '.join(sorted(unknown))}; there are:\n{_table()}")
@@ -111,10 +111,6 @@ def count_gpus() -> int:
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
-
-
-def _python_path() -> list[str]:
-    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def _head(rehearse: bool, num_gpus: int, unpacked: list[str], lacking: list[str]) -> str:

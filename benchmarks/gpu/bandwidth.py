@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -72,11 +73,20 @@ def _launch_s(tensor: torch.Tensor) -> float:
     return elapsed_s / num
 
 
-def median_s(run: Callable[[], object], device: torch.device, num: int = NUM_REPEATS) -> float:
-    """Return the median seconds until the last kernel of `run` has ended, after two runs that do not count."""
+def median_s(
+    run: Callable[[], object], device: torch.device, num: int = NUM_REPEATS, budget_s: float = math.inf
+) -> float:
+    """Return the median seconds until the last kernel of `run` has ended, after two runs that do not count.
+
+    budget_s: no further run begins after so many seconds; one counts at least.
+    """
+    began_s = time.monotonic()
     run()
     run()
-    return statistics.median(seconds(run, device) for _ in range(num))
+    times = [seconds(run, device)]
+    while len(times) < num and time.monotonic() - began_s < budget_s:
+        times.append(seconds(run, device))
+    return statistics.median(times)
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.bench import DEMO_EAGLE3, DEMO_MEDUSA, DEMO_TARGET, Bench
-from benchmarks.gpu.load import difference
+from benchmarks.gpu.load import difference, is_well
 from benchmarks.gpu.services import PROMPTS, Worker, WorkerFailed, gateway, workers
 from gateway.generation import SpeculationOptions
 from outrider.lab.models.reference_generate import Generated, Reference
@@ -100,19 +100,12 @@ async def _one(
         bench.tell("head", head=kind, outcome=str(error))
         return False
     usage = answer.usage
-    differing = difference(answer.ids, expected)
     bench.tell(
         "head",
         head=kind,
-        outcome=differing or "the target's answer",
+        outcome=difference(answer.ids, expected) or "the target's answer",
         rounds=usage.num_rounds,
         drafted=usage.num_draft_tokens,
         accepted=usage.num_accepted_tokens,
     )
-    if differing is not None and not differing.startswith("near tie"):
-        bench.find(f"{kind}: {differing}")
-        return False
-    if not usage.num_draft_tokens:
-        bench.find(f"{kind}: nothing was drafted")
-        return False
-    return True
+    return is_well(bench, kind, answer, expected, needs_drafts=True)

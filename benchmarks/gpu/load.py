@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.gpu.bench import DEMO_TARGET, Bench
-from benchmarks.gpu.services import PROMPTS
+from benchmarks.gpu.services import PROMPTS, Answer
 from outrider.engine.loading.attention_choice import FACTORIES, describe_self_test
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
@@ -105,3 +105,15 @@ def difference(ids: Sequence[int], expected: Generated) -> str | None:
             word = "near tie" if gap < NEAR_TIE else "DIFFERS"
             return f"{word} at token {place}: {own} for {other}, gap {gap:.3f}"
     return None
+
+
+def is_well(bench: Bench, name: str, answer: Answer, expected: Generated, *, needs_drafts: bool) -> bool:
+    """Return whether an answer is the expected one, with drafts where it needs some; report where it is not."""
+    differing = difference(answer.ids, expected)
+    is_same = differing is None or differing.startswith("near tie")
+    has_drafts = bool(answer.usage.num_draft_tokens) or not needs_drafts
+    if not is_same:
+        bench.find(f"{name}: {differing}")
+    if not has_drafts:
+        bench.find(f"{name}: nothing was drafted")
+    return is_same and has_drafts

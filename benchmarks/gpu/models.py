@@ -38,11 +38,6 @@ class Shape:
     head_dim: int
     context: int
 
-    @property
-    def num_parameters(self) -> int:
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return 2 * self.vocab * self.hidden + self.layers * (attention + 3 * self.hidden * self.intermediate)
-
 
 LLAMA_8B = Shape(4096, 14336, 32, 32, 8, 128_256, 128, 131_072)
 LLAMA_1B = Shape(2048, 8192, 16, 32, 8, 128_256, 64, 131_072)
@@ -57,8 +52,9 @@ WIDE_VOCAB = 128_256
 """Rows of logits, as Llama 3 has. The demo pair's tokenizer has 4,096; nobody says the others."""
 
 
-def llama_config(shape: Shape) -> LlamaConfig:
-    return LlamaConfig(
+def random_llama(shape: Shape, device: str, dtype: torch.dtype) -> LlamaForCausalLM:
+    """Return a Llama with random weights, made on the device."""
+    config = LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -73,13 +69,6 @@ def llama_config(shape: Shape) -> LlamaConfig:
         architectures=["LlamaForCausalLM"],
     )
 
-
-def random_llama(shape: Shape, device: str, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Return a Llama with random weights, made on the device."""
-    return _made(llama_config(shape), device, dtype)
-
-
-def _made(config: LlamaConfig, device: str, dtype: torch.dtype) -> LlamaForCausalLM:
     with torch.device(device):
         model = LlamaForCausalLM._from_config(config, dtype=dtype)
     torch.manual_seed(0)
@@ -167,15 +156,11 @@ def widen_vocabulary(model: LlamaForCausalLM, vocab: int) -> LlamaForCausalLM:
     new_head = torch.cat([head, row.expand(num_new, -1)])
     again = torch.arange(num_new, device=embedding.device) % len(embedding)
     new_embedding = torch.cat([embedding, embedding[again]])
-    model.set_input_embeddings(_embedding(new_embedding))
+    model.set_input_embeddings(torch.nn.Embedding.from_pretrained(new_embedding, freeze=True))
     model.lm_head = torch.nn.Linear(new_head.shape[1], vocab, bias=False, device="meta")
     model.lm_head.weight = torch.nn.Parameter(new_head, requires_grad=False)
     config.vocab_size, config.tie_word_embeddings = vocab, False
     return model.eval().requires_grad_(False)
-
-
-def _embedding(weight: Tensor) -> torch.nn.Embedding:
-    return torch.nn.Embedding.from_pretrained(weight, freeze=True)
 
 
 CONTEXTS = (16, 64)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KIT_LIMIT_S = 240
-"""Seconds of a kit: a card is lent for fifteen minutes, its start and a second try included."""
 START_S = 20
 """Seconds for unpacking the wheels, looking for a GPU, and the first import of torch from a cold disk."""
 
@@ -19,8 +17,6 @@ class Section:
     """Seconds after which its processes are killed."""
     about: str
     """Its content, in one line."""
-    module: str = ""
-    """Module with `run(bench)`; empty = the module of the section's name in this package."""
     needs_card: bool = False
     """Whether nothing of it runs on a CPU."""
     needs_torch: bool = True
@@ -28,7 +24,8 @@ class Section:
 
     @property
     def path(self) -> str:
-        return self.module or f"benchmarks.gpu.{self.name.replace('-', '_')}"
+        """The module with `run(bench)`."""
+        return f"benchmarks.gpu.{self.name.replace('-', '_')}"
 
 
 RIGHT = (
@@ -51,14 +48,6 @@ FAST = (
     Section("law-times", 14, "time of each acceptance rule at a vocabulary of 128,256"),
     Section("draft", 16, "a draft's step: a random 1B Llama, its forward and its choice"),
 )
-BY_NAME = (Section("prompts", 60, "time to the first token of 2k and 16k on the random 8B Llama"),)
-"""Sections that no kit has time for, run by name alone."""
 KITS = {"right": RIGHT, "fast": FAST}
-
-
-def find(name: str) -> Section | None:
-    """Return the section of that name, if there is one."""
-    for section in (*RIGHT, *FAST, *BY_NAME):
-        if section.name == name:
-            return section
-    return None
+SECTIONS = {section.name: section for section in (*RIGHT, *FAST)}
+"""By name."""

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.gpu.bench import DEMO_DRAFT, DEMO_TARGET, Bench
 from benchmarks.gpu.models import WIDE_DRAFT, WIDE_TARGET, WIDE_VOCAB, save, widened
-from benchmarks.gpu.sections import find
+from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.services import PLAIN, PROMPTS, Gateway, Worker, gateway, prompt_ids, workers
 from gateway.generation import RoundOutput, SpeculationOptions
 
@@ -65,9 +65,7 @@ class Cell:
 
 
 def run(bench: Bench) -> None:
-    section = find("served")
-    assert section is not None
-    ends_s = time.monotonic() + section.limit_s - ENDING_S
+    ends_s = time.monotonic() + SECTIONS["served"].limit_s - ENDING_S
     folder = _models(bench)
     target_cores, own_cores, draft_cores = _cores()
     if own_cores is not None:

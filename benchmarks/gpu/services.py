@@ -6,7 +6,6 @@ and the rounds are those of the gateway's own coordinator.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -69,10 +68,6 @@ class Worker:
         self.load_s = 0.0
         """Seconds from its start until it could be called."""
 
-    @property
-    def pid(self) -> int:
-        return self._child.process.pid
-
     def address(self) -> str:
         """Wait until it can be called; return where. Raises WorkerFailed."""
         while True:
@@ -123,10 +118,6 @@ class Gateway:
         self._pools, self._coordinator = pools, coordinator
         self._num_requests = 0
 
-    @property
-    def facts(self) -> Any:
-        return self._coordinator.models()[0]
-
     def refusals(self) -> list[str]:
         return self._pools.refusals()
 
@@ -144,7 +135,7 @@ class Gateway:
         """
         self._num_requests += 1
         params = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, **sampling})
-        model = self.facts.id
+        model = self._coordinator.models()[0].id
         request = GenerationRequest(f"gpu-{self._num_requests}", model, tuple(prompt_ids), params, (), speculation)
         answer, began_s = Answer(), time.monotonic()
         async with self._coordinator.admit(model, 1) as answers:
@@ -172,19 +163,6 @@ async def gateway(target: str, draft: str | None = None, **settings: Any) -> Asy
     finally:
         await source.close()
         await pools.close()
-
-
-def one_answer(target: str, draft: str | None, prompt_ids: Sequence[int], max_tokens: int, **options: Any) -> Answer:
-    """Return one answer of a pair through a gateway of its own. options: of SpeculationOptions."""
-
-    async def run() -> Answer:
-        async with gateway(target, draft) as served:
-            if served.refusals():
-                raise WorkerFailed("; ".join(served.refusals()))
-            speculation = SpeculationOptions(**options) if options else PLAIN
-            return await served.answer(prompt_ids, max_tokens, speculation)
-
-    return asyncio.run(run())
 
 
 def prompt_ids(model: Path | str, num: int) -> list[list[int]]:

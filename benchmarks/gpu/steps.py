@@ -6,15 +6,14 @@ weights and the cached tokens that its rows read, over the speed of a copy.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import outrider.engine.cuda.graphed_path as graphed_path
-from benchmarks.gpu.bandwidth import copy_bandwidth, seconds, wait
+from benchmarks.gpu.bandwidth import copy_bandwidth, median_s, wait
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import LLAMA_8B, TINY, Shape, random_llama
 from outrider.engine.kv_pool import BlockTable, KVPool
@@ -26,7 +25,6 @@ from outrider.engine.step_plan import Row
 CELL_S = 0.9
 """Seconds of steps of one kind, after which no further one begins."""
 MAX_ROUNDS = 20
-NUM_WARM = 2
 CAPTURE_S = 8.0
 """Seconds for capturing graphs, where a version has them: a worker may take 30."""
 PARENTS = (-1, -1, 0, 0, 1, 2, 2, 5)
@@ -147,7 +145,7 @@ def step_times(
         for name, uses_graphs in arms.items():
             if isinstance(runner.path, graphed_path.GraphedPath) and uses_graphs is not None:
                 runner.path.uses_graphs = uses_graphs
-            found[name] = timed(step, runner.device)
+            found[name] = median_s(step, runner.device, MAX_ROUNDS, CELL_S)
     finally:
         for table in tables:
             table.free()
@@ -158,15 +156,3 @@ def _row(table: BlockTable, ids: list[int], context: int, width: int, parents: S
     if parents is None:
         return Row.of(table, ids, context, width)
     return Row(table, ids[context:], context, width, ids[:context], parents)
-
-
-def timed(run: Callable[[], object], device: torch.device, budget_s: float = CELL_S) -> float:
-    """Return the median seconds of `run`, of as many as the budget has time for and one at least."""
-    began_s = time.monotonic()
-    for _ in range(NUM_WARM):
-        run()
-    wait(device)
-    times = [seconds(run, device)]
-    while len(times) < MAX_ROUNDS and time.monotonic() - began_s < budget_s:
-        times.append(seconds(run, device))
-    return statistics.median(times)

@@ -7,6 +7,7 @@ free would leave the other none.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import TINY, Shape, random_llama, save
-from benchmarks.gpu.services import Worker, WorkerFailed, one_answer, prompt_ids, workers
+from benchmarks.gpu.services import Answer, Worker, WorkerFailed, gateway, prompt_ids, workers
+from gateway.generation import SpeculationOptions
 from outrider.cli.up.machine_shares import own_gpu_memory
 from outrider.wire.settings.system import SystemConfig
 
@@ -47,11 +49,18 @@ def run(bench: Bench) -> None:
         if len(addresses) < len(started):
             return
         draft, target = addresses
-        answer = one_answer(target, draft, prompt_ids(models["target"], 1)[0], bench.size(16, 4), num_draft_tokens=2)
+        answer = asyncio.run(_answer(target, draft, prompt_ids(models["target"], 1)[0], bench.size(16, 4)))
     bench.tell("answer", tokens=len(answer.ids), drafted=answer.usage.num_draft_tokens, seconds=answer.seconds)
     if not answer.usage.num_draft_tokens:
         bench.find("the pair on one card answers without drafts")
     bench.sum_up(f"both serve; {before_gib:.1f} GiB free before, {after_gib:.1f} with both")
+
+
+async def _answer(target: str, draft: str, prompt: list[int], num_tokens: int) -> Answer:
+    async with gateway(target, draft) as served:
+        if served.refusals():
+            raise WorkerFailed("; ".join(served.refusals()))
+        return await served.answer(prompt, num_tokens, SpeculationOptions(num_draft_tokens=2))
 
 
 def _default_settings(bench: Bench, models: dict[str, Path]) -> dict[str, dict[str, Any]]:

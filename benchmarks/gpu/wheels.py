@@ -12,30 +12,13 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / ".whl"
-PACKAGES = (
-    "grpcio",
-    "protobuf",
-    "grpcio-health-checking",
-    "grpcio-reflection",
-    "llguidance",
-    "orjson",
-    "prometheus-client",
-    "pydantic",
-    "pydantic-core",
-    "pydantic-settings",
-    "python-dotenv",
-    "annotated-types",
-    "typing-extensions",
-    "typing-inspection",
-)
-"""What the workers and the gateway's rounds import and the machine's image lacks. grpcio, protobuf and
-typing-extensions are there, maybe older than the generated code and pydantic take."""
+LIST = Path(__file__).with_suffix(".txt")
+PACKAGES = [line for line in LIST.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
 NEEDED = {
     "grpc": "grpcio",
     "google.protobuf": "protobuf",
@@ -141,28 +124,13 @@ def missing() -> list[str]:
     return found
 
 
-def size_bytes(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Download the wheels that a bare GPU machine lacks.")
     parser.add_argument("--python", default="3.12", help="of that machine")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
-    wheels = collect(options.folder, options.python)
-    for wheel in wheels:
+    for wheel in collect(options.folder, options.python):
         print(f"{wheel.stat().st_size / 2**20:6.2f} MiB  {wheel.name}")
-    wheels_mib, tracked_mib = size_bytes(wheels) / 2**20, size_bytes(tracked_files()) / 2**20
-    together_mib = wheels_mib + tracked_mib
-    print(f"wheels {wheels_mib:.1f} MiB, tracked {tracked_mib:.1f} MiB, together {together_mib:.1f} MiB")
-
-
-def tracked_files() -> list[Path]:
-    """Return the files that git tracks here; none outside a checkout."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, text=True)
-    paths = [REPO / name for name in listed.stdout.split("\0") if name]
-    return [path for path in paths if path.is_file()]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.common import REPO, WORK, earlier_checkout
+from benchmarks.common import REPO, WORK
 from benchmarks.peers.protocol import Answer, Job, Setup
 
 PEERS = WORK / "peers"
@@ -39,38 +39,21 @@ class Kind:
     stops: bool = True
     """Whether all of it is one process group that can be stopped while others are measured."""
     options: dict[str, str] = field(default_factory=dict)
-    tree: Path = REPO
-    """Checkout whose adapter runs: another one for an earlier commit of ours."""
 
 
-def kinds(ours: dict[str, str], before: str | None = None, head: Path | None = None) -> list[Kind]:
-    """List every engine that the table may have, ours first.
-
-    ours: worker settings as JSON by role. before: an earlier commit of ours to compare with, None for none. head: a
-    draft head for a target without a draft model; None where there is a draft model.
-    """
+def kinds() -> list[Kind]:
+    """List every engine that the table may have, ours first."""
     llama = {"program": str(llama_server()), "source": str(PEERS / "llamacpp/src/vendor/llama.cpp")}
     own = Path(sys.executable)
     return [
-        Kind("Outrider", "outrider_", own, False, {"layout": "shared", **ours}),
-        *([_earlier(before, ours)] if before else []),
-        Kind("Outrider, a core each", "outrider_", own, False, {"layout": "apart", **ours})
-        if head is None
-        else Kind("Outrider, EAGLE-3 head", "outrider_", own, False, {"layout": "shared", "head": str(head), **ours}),
+        Kind("Outrider", "outrider_", own, False, {"layout": "shared"}),
+        Kind("Outrider, a core each", "outrider_", own, False, {"layout": "apart"}),
         Kind("transformers", "transformers_", own),
         Kind("vLLM", "vllm_", _python("vllm")),
         Kind("llama.cpp", "llamacpp", _python("llamacpp/venv"), options=llama),
         Kind("OpenVINO GenAI", "openvino_", _python("openvino")),
         Kind("onnxruntime-genai", "onnx_", _python("onnx")),
     ]
-
-
-def _earlier(commit: str, ours: dict[str, str]) -> Kind:
-    """Return an earlier commit of ours, in a worktree and an environment of its own, made when they are missing."""
-    tree = earlier_checkout(commit)
-    return Kind(
-        f"Outrider at {commit}", "outrider_", tree / ".venv/bin/python", False, {"layout": "shared", **ours}, tree
-    )
 
 
 def _python(environment: str) -> Path:
@@ -89,8 +72,6 @@ def missing(kind: Kind) -> str | None:
         return "not installed (make peers)"
     if (program := kind.options.get("program")) and not Path(program).exists():
         return "llama-server not installed (make peers)"
-    if (head := kind.options.get("head")) and not (Path(head) / "config.json").exists():
-        return f"no head in {head}; models/real/README.md says how one is made"
     return None
 
 
@@ -128,10 +109,10 @@ class EngineProcess:
         self._stream: IO[str] = log.open("w")
         env = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         env |= vllm_environment(kind.python, setup.cores) if kind.script == "vllm_" else {}
-        env |= {"PYTHONPATH": str(kind.tree)} if kind.script == "outrider_" else {}
+        env |= {"PYTHONPATH": str(REPO)} if kind.script == "outrider_" else {}
         self._process = subprocess.Popen(
-            [str(kind.python), str(kind.tree / f"benchmarks/peers/{kind.script}.py")],
-            cwd=kind.tree,
+            [str(kind.python), str(REPO / f"benchmarks/peers/{kind.script}.py")],
+            cwd=REPO,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stream,

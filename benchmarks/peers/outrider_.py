@@ -1,15 +1,14 @@
 """Run Outrider as its users do: target, draft and gateway as processes, driven by the SDK through the gateway.
 
 `options`: layout is "shared" (both workers on all the cores, a thread for each) or "apart" (the last core is the
-draft's); head is the folder of a draft head; target and draft settings may follow as JSON. Without a draft the target
-drafts by n-grams. It is not one process, so it is not stopped while others run: it sleeps when it has no work.
+draft's). Without a draft the target drafts by n-grams. It is not one process, so it is not stopped while others run: it
+sleeps when it has no work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from typing import Any
 
 from protocol import Answer, Job, Setup, serve
@@ -60,8 +59,10 @@ def system(setup: Setup) -> dict[str, Any]:
     if setup.options["layout"] == "apart" and len(setup.cores) > 1:
         cores = {"target": setup.cores[:-1], "draft": setup.cores[-1:]}
     workers: dict[str, dict[str, Any]] = {}
-    draft = setup.options.get("head", setup.draft)
-    for role, model in (("target", setup.target), *((("draft", draft),) if draft else ())):
+    models = {"target": setup.target}
+    if setup.draft:
+        models["draft"] = setup.draft
+    for role, model in models.items():
         workers[role] = {
             "model": model,
             "dtype": setup.dtype,
@@ -69,9 +70,9 @@ def system(setup: Setup) -> dict[str, Any]:
             "prefix_caching": False,
             "max_slots": setup.max_concurrency,
             "context_limit": setup.context,
-        } | json.loads(setup.options.get(role, "{}"))
+        }
     gateway: dict[str, Any] = {"num_draft_tokens": setup.num_draft_tokens, "max_running": setup.max_concurrency}
-    if not draft:
+    if not setup.draft:
         gateway["drafter"] = "ngram"
     return {"draft": None, **workers, "gateway": gateway}
 

@@ -42,8 +42,8 @@ A token of the draft that would reach further back stays split, so that fewer dr
 
 SMALL_OVERLAP = 0.4
 """If less than this fraction of the target's tokens is in both vocabularies, draft tokens at temperature 0 are the
-draft's text, retokenized. Measured by `make bench-tokenizers`: at 44 % both methods have equally many tokens accepted,
-and text takes the draft 1.4 times as many steps; at 20 % text has 1.2 times as many accepted."""
+draft's text, retokenized. Measured (benchmarks/results/tokenizers-2026-11-26.md): at 44 % both methods have equally
+many tokens accepted, and text takes the draft 1.4 times as many steps; at 20 % text has 1.2 times as many accepted."""
 
 Logits = NDArray[np.float32]
 

@@ -14,8 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.__main__ import programs
-from benchmarks.suites import SUITES
+from benchmarks.__main__ import describe_all
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGES = "outrider|gateway|draft_service|target_service|deploy|tests|benchmarks|models"
@@ -73,7 +72,7 @@ def targets() -> set[str]:
     """Return the names of all `make` targets, and of all benchmarks as `bench-NAME`."""
     made = subprocess.run(["make", "-qp"], cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     found = set(re.findall(r"^([a-z][\w-]*):", made.stdout, re.MULTILINE))
-    found.update(f"bench-{name}" for name in (*SUITES, *programs()))
+    found.update(f"bench-{name}" for name in describe_all())
     return found
 
 

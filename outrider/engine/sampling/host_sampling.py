@@ -2,10 +2,10 @@
 
 It computes what `device_sampling.distributions` computes in torch for a batch on any device, and is used on the CPU
 alone: a row stays in the processor's cache, and a row that no decision needs is never computed. In a step of the demo
-target with one verify of 6 rows it saves (`make bench-sampling`, 95 % intervals): greedy 14 % (12 to 17), temperature
-43 % (32 to 55), lenience 23 % (18 to 27), top-k with top-p 129 % (113 to 145), penalties 53 % (42 to 64), coupled 88 %
-(80 to 96); in a step of a 94M target 2, 7, 4, 21, 7 and 18 %; in one of the demo target with 128,256 ids 26, 63, 54,
-278, 126 and 593 %.
+target with one verify of 6 rows it saves (95 % intervals): greedy 14 % (12 to 17), temperature 43 % (32 to 55),
+lenience 23 % (18 to 27), top-k with top-p 129 % (113 to 145), penalties 53 % (42 to 64), coupled 88 % (80 to 96). In a
+step of a 94M target it saves 2, 7, 4, 21, 7 and 18 %; in one of the demo target with 128,256 ids 26, 63, 54, 278, 126
+and 593 %.
 """
 
 from __future__ import annotations
