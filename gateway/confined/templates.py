@@ -17,7 +17,7 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.confined.template_messages import ROLES, unknown_role, ways_of
 from gateway.confined.template_shape import PROBE_TOOL, Message, TemplateShape, shape_of
@@ -143,8 +143,8 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 @functools.cache
-def _environment() -> SandboxedEnvironment:
-    environment = SandboxedEnvironment(
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"],

@@ -54,6 +54,11 @@ def families_of(tokenizer: Tokenizer, source: str) -> Families:
     return _families_of(source, takes_tools, tokenizer.tool_call_parser, tokenizer.reasoning_parser)
 
 
+def families_shown(source: str, *, takes_tools: bool) -> Families:
+    """Return how a model with this chat template writes calls and reasoning, by the template alone."""
+    return _families_of(source, takes_tools, AUTO, AUTO)
+
+
 @lru_cache(maxsize=256)
 def _families_of(source: str, takes_tools: bool, tool_call_parser: str, reasoning_parser: str) -> Families:
     reasoning = REASONING_BY_PARSER.get(reasoning_parser) or reasoning_family(source)

@@ -98,7 +98,7 @@ ANSWERS: Mapping[str, Answer] = {
         (_note(city="3", days=-3, rate=0.5, is_set=True, tags=["a", "b c"], where={"at": {}}, note=None),)
     ),
     "letters": Answer((_note(city="Zürich 東京 🌧", tags=["ß", "é"]),)),
-    "quotes": Answer((_note(city="it's \"so\", he said", tags=['"', "'"]),)),
+    "quotes": Answer((_note(city='it\'s "so", he said', tags=['"', "'"]),)),
     "lines": Answer((_note(city="one\ntwo\n\n three", note="C:\\new\ttab"),)),
     "tags": Answer((_note(city="<b>x</b> <tool_call> [TOOL_CALLS] </x> {} ]"),), has_tag=True),
     "nested": Answer((_note(where={"at": {"x": [1, {"y": "z"}], "is_far": False}}),)),

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,18 +23,26 @@ from gateway.tools.call_families import FAMILIES, CallFamily
 from gateway.tools.cursor import MARKER
 from gateway.tools.offer import ToolOffer, offer_of
 from gateway.tools.reading import Reading, grammar_request, reading_of
-from gateway.tools.recognition import AUTO, families_of
+from gateway.tools.recognition import AUTO, Families, families_of
 from gateway.tools.tool_grammar import tool_grammar
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template
 from tests.tool_forms.chats import ANSWERS, RESULT, STRICT_TOOL, TOOLS, USER, WRONG, Answer, Message
 
 DEMO = Path(__file__).parents[2] / "models/demo/target/tokenizer.json"
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ENDS = (
     *("</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<|end_of_text|>"),
     *("<|return|>", "<|endoftext|>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "[e~[", "<|eos|>"),
     *("<｜end▁of▁sentence｜>", "<|end▁of▁sentence|>", "<seed:eos>", "<SPECIAL_12>", "[/INST]", "<|tool_response>"),
-    *("<start_function_response>", "<|message_sep|>\n\n", "<|end_of_role|>", "<|observation|>", "[unused10]", "<|role_end|>"),
+    *(
+        "<start_function_response>",
+        "<|message_sep|>\n\n",
+        "<|end_of_role|>",
+        "<|observation|>",
+        "[unused10]",
+        "<|role_end|>",
+    ),
 )
 """Texts that end an answer in one template or another: the stops of a model, which no answer shows."""
 CHECKS = ("recognised", "read", "streamed", "required", "strict", "history")
@@ -72,7 +80,7 @@ class Form:
     def __init__(self, source: str, family: CallFamily) -> None:
         """`family`: the one whose form the template is known to write."""
         self.family = family
-        self.template = inline_template(source, {"bos_token": "<s>", "eos_token": "</s>"})
+        self.template = inline_template(source, SPECIAL_TOKENS)
         self._grammars: dict[tuple[bool, bool, bool], str] = {}
 
     def render(self, messages: Sequence[Message], *, with_start: bool) -> str:
@@ -88,12 +96,10 @@ class Form:
             whole = self.render([USER, answer.message(self.family)], with_start=False)
         except InvalidRequest:
             return None
-        prompt = self.render([USER], with_start=False)
-        at = len(_common(prompt, whole))
-        start = self.render([USER], with_start=True)[at:]
-        before, end = self._around_answers(prompt)
+        start = _behind_user(self.render([USER], with_start=True))
+        before, end = self._around_answers()
         ends = [each for each in (end, *ENDS) if each and not self.family.closing.endswith(each)]
-        text = _without_start(whole[at:], start, before).strip()
+        text = _without_start(_behind_user(whole), start, before).strip()
         for each in ends:
             # the template may make several messages of it, or go on with the next one
             pieces = [piece for piece in text.split(each) if answer.calls[0].name in piece]
@@ -103,13 +109,13 @@ class Form:
             return None
         return text
 
-    def _around_answers(self, prompt: str) -> tuple[str, str]:
+    def _around_answers(self) -> tuple[str, str]:
         """Return the texts that the template writes around an answer of text alone."""
         try:
             whole = self.render([USER, {"role": "assistant", "content": RESULT}], with_start=False)
         except InvalidRequest:
             return "", ""
-        before, _, end = whole[len(_common(prompt, whole)) :].partition(RESULT)
+        before, _, end = _behind_user(whole).partition(RESULT)
         return before, end.strip()
 
     def reading(self, offer: ToolOffer, text: str, *, has_tokens: bool) -> tuple[Reading, Tokenizer]:
@@ -160,11 +166,11 @@ def _guide(has_tokens: bool) -> LLTokenizer:
 
 
 def judge(
-    source: str, family: CallFamily, answers: Sequence[str] = tuple(ANSWERS), *, all_cuts: bool = True
+    source: str, family: CallFamily, answers: Collection[str] = ANSWERS, cut: Collection[str] = ANSWERS
 ) -> Verdict:
     """Return what was found of a template that writes calls in the form of `family`.
 
-    `answers`: names of those in ANSWERS that it is asked for. `all_cuts`: whether answers are cut at every place.
+    `answers`: names of those in ANSWERS that it is asked for. `cut`: names of those that are cut at every place.
     """
     verdict = Verdict(family)
     form = Form(source, family)
@@ -175,7 +181,7 @@ def judge(
             verdict.refused.append(name)
             continue
         verdict.texts[name] = text
-        _check_reading(form, name, text, verdict, all_cuts)
+        _check_reading(form, name, text, verdict, all_cuts=name in cut)
     if verdict.texts:
         for name in answers:
             _check_history(form, name, verdict)
@@ -184,15 +190,21 @@ def judge(
     return verdict
 
 
-def _check_recognition(form: Form, verdict: Verdict) -> None:
+def families_in(source: str) -> Families:
+    """Return the families that a template shows."""
     tokenizer = copy.copy(tokenizer_of(False))
+    tokenizer.template = inline_template(source, SPECIAL_TOKENS)
     tokenizer.tool_call_parser = AUTO
-    found = families_of(tokenizer, form.template.tool_source)
+    return families_of(tokenizer, source)
+
+
+def _check_recognition(form: Form, verdict: Verdict) -> None:
+    found = families_in(form.template.source)
     if found.calls is not form.family:
         verdict.fail("recognised", found.describe())
 
 
-def _check_reading(form: Form, name: str, text: str, verdict: Verdict, all_cuts: bool) -> None:
+def _check_reading(form: Form, name: str, text: str, verdict: Verdict, *, all_cuts: bool) -> None:
     answer = ANSWERS[name]
     if answer.content and form.family.is_bare and answer.content in text:
         return  # calls without a mark are calls at the start of an answer alone
@@ -286,9 +298,14 @@ def _refusal(form: Form, offer: ToolOffer, text: str, has_tokens: bool) -> str:
     return ""
 
 
+def _behind_user(text: str) -> str:
+    """Return the text behind the user's message."""
+    return text.rpartition(USER["content"])[2]
+
+
 def _without_start(text: str, *starts: str) -> str:
     """Return an answer without the text in front of it, which may be one of `starts`, in any white space."""
-    for start in starts:
+    for start in sorted(filter(str.strip, starts), key=len, reverse=True):
         pattern = r"\s*".join(map(re.escape, "".join(start.split())))
         found = re.match(rf"\s*{pattern}", text)
         if found is not None:

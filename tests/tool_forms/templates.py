@@ -12,10 +12,15 @@ from gateway.tools.call_families import FAMILIES
 
 OWN = Path(__file__).parents[1] / "data/templates"
 """The repository's templates, each named after its family."""
-_OWN_NAMES = {"deepseek_v3": "deepseek", "llama3_json": "llama3", "mistral_spaced": "mistral"}
+_OWN_NAMES = {
+    "deepseek_v3": "deepseek",
+    "llama3_json": "llama3",
+    "mistral": "mistral_list",
+    "mistral_spaced": "mistral",
+}
 PUBLIC: Mapping[str, Sequence[str]] = {
     "openai": ("openai-gpt-oss-120b",),
-    "kimi_k2": ("Kimi-K2-Instruct", "Kimi-K2-Thinking", "moonshotai-Kimi-K2"),
+    "kimi_k2": ("moonshotai-Kimi-K2", "Kimi-K2-Instruct", "Kimi-K2-Thinking"),
     "glm45": ("GLM-4.6", "inclusionai-ling-3.0-flash", "poolside-Laguna-XS-2.1", "poolside-Laguna-XS.2"),
     "glm47": ("GLM-4.7-Flash", "Spark2.5", "poolside-Laguna-S-2.1"),
     "qwen3_coder": (
@@ -50,7 +55,6 @@ PUBLIC: Mapping[str, Sequence[str]] = {
         "vllm-tool_chat_template_llama3.2_pythonic",
         "vllm-tool_chat_template_toolace",
     ),
-    "phi4_mini_json": ("gguf-phi4-mini-3.8b",),
     "phi4_functools": ("vllm-tool_chat_template_phi4_mini",),
     "granite": ("vllm-tool_chat_template_granite", "ibm-granite-granite-3.3-2B-Instruct"),
     "granite-20b-fc": ("vllm-tool_chat_template_granite_20b_fc",),
@@ -96,7 +100,8 @@ UNREAD = (
     "upstage-Solar-Open-100B",
 )
 """Public templates that write calls in a form of no family: it has to be said."""
-PYTHON = "The template prints lists and objects as Python does; that is read, and the grammar writes JSON."
+_PYTHON = "The template prints lists and objects as Python does; that is read, and the grammar writes JSON."
+_CHANGES = "It changes a list, which the sandbox of templates refuses, as that of transformers does."
 _BETWEEN = "The template has no line break between two calls; that is read, and the grammar writes one."
 _INDENTED = "The template indents past calls, which the models write on a line; indented ones are read."
 _SPACES = "The template writes white space of its own source between past calls; it is read."
@@ -106,17 +111,25 @@ _QUOTED = (
 )
 _UNQUOTED = "The template writes past strings without quotes, and its prompt asks for quotes: those are read."
 KNOWN: Mapping[str, tuple[Sequence[str], str]] = {
+    "deepseek": (("history",), "It writes calls where there is no text alone."),
+    "json": (("required",), "Two calls follow each other; the grammar writes a comma."),
+    "llama3": (("required",), "Two calls follow each other; the grammar writes a semicolon."),
     "openai-gpt-oss-120b": (
         ("required", "strict"),
         "Past calls have their recipient in front of the channel, calls that a model writes behind it: the grammar "
         "writes the latter, both are read.",
     ),
+    "Kimi-K2-Instruct": ((), _CHANGES),
+    "Kimi-K2-Thinking": ((), _CHANGES),
     "StepFun3.5-Flash": (("required",), _BETWEEN),
     "Reka-Edge": (("required",), _BETWEEN),
-    "vllm-tool_chat_template_llama4_json": (("required",), "Two calls follow each other; the grammar writes a semicolon."),
-    "minja-Qwen-Qwen3-Coder-30B-A3B-Instruct": (("required",), PYTHON),
-    "gguf-qwen3-coder-30b": (("required",), PYTHON),
-    "ByteDance-Seed-OSS": (("required",), PYTHON),
+    "vllm-tool_chat_template_llama4_json": (
+        ("required",),
+        "Two calls follow each other; the grammar writes a semicolon.",
+    ),
+    "minja-Qwen-Qwen3-Coder-30B-A3B-Instruct": (("required",), _PYTHON),
+    "gguf-qwen3-coder-30b": (("required",), _PYTHON),
+    "ByteDance-Seed-OSS": (("required",), _PYTHON),
     "vllm-tool_chat_template_deepseekv3": (("required", "strict"), _SPACES),
     "vllm-tool_chat_template_deepseekv31": (("required", "strict"), _SPACES),
     "vllm-tool_chat_template_functiongemma": (("read", "required", "strict"), _QUOTED),

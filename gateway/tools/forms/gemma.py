@@ -15,7 +15,15 @@ from gateway.tools.forms.values import STRING, as_json, converted, parameter_sch
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _WORD = re.compile(r"[^,}\]]*")
-_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "True": "true", "False": "false", "None": "null"}
+_WORDS = {
+    "true": "true",
+    "false": "false",
+    "null": "null",
+    "none": "null",
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}
 MAX_DEPTH = 64
 """Maximum depth of objects and lists in a value."""
 

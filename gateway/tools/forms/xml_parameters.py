@@ -196,7 +196,7 @@ class XmlParameters:
         if self.has_kinds and STRING in types and len(types) > 1:
             text = parts.text_up_to(f"{rule}_text", self.parameter_tail.strip())
             value = f"{parts.schema(f'{rule}_value', schema)} {parts.spell(self.parameter_tail.strip())}"
-            return f"{parts.spell(head)} (\"true\\\">\" {text} | \"false\\\">\" {value})"
+            return f'{parts.spell(head)} ("true\\">" {text} | "false\\">" {value})'
         if self.has_kinds:
             head += f'{"true" if is_text(schema) else "false"}">'
         line = "\n" if self.has_lines else ""

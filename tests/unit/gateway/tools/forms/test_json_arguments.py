@@ -10,6 +10,7 @@ from tests.unit.gateway.tools.forms.reading_one import call_of
 
 KIMI = JsonArguments("<call>functions.NAME:INDEX<arguments>", "<end>", others=("<call>NAME<arguments>",))
 BARE = JsonArguments("NAME")
+MISTRAL = JsonArguments("NAME[CALL_ID]INDEX[ARGS]", index="[a-zA-Z0-9]+")
 
 
 @pytest.mark.parametrize(
@@ -19,8 +20,10 @@ BARE = JsonArguments("NAME")
         (KIMI, '<call> functions.weather:0 <arguments>\n{"a": "}"}'),
         (KIMI, '<call>weather<arguments>{"a": "}"}<end>'),
         (BARE, 'weather{"a": "}"}'),
+        (MISTRAL, 'weather[CALL_ID]aB3dE6789[ARGS]{"a": "}"}'),
+        (MISTRAL, 'weather[ARGS]{"a": "}"}'),
     ],
-    ids=["numbered", "with white space and without its end", "the other text", "name and brace"],
+    ids=["numbered", "with white space and without its end", "the other text", "name and brace", "id", "without id"],
 )
 def test_the_arguments_are_passed_on_as_they_are_written(form: JsonArguments, text: str) -> None:
     assert call_of(form, text) == '{"a": "}"}'
