@@ -65,7 +65,7 @@ def _others(folder: Path) -> tuple[list[str], list[str]]:
         if families.calls is None and not families.unknown_tag:
             num_without_tools += 1
         elif name in UNREAD:
-            sentences.append(f"{name}: {families.describe()}")
+            sentences.append(f"{name} writes calls with `{families.unknown_tag}`, which is said and not read.")
             if families.calls is not None:
                 failures.append(f"{name} is of no family, and is taken for {families.calls.name}")
     sentences.append(f"{num_without_tools} more templates take no tools, and none is taken for a family.")

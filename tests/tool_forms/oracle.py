@@ -69,6 +69,8 @@ class Verdict:
         """Return the table's word for a check."""
         if check != "recognised" and not self.texts:
             return "writes no calls"
+        if check == "streamed" and not self.num_read:
+            return "-"
         if check in self.failures:
             return "no"
         return "yes"

@@ -156,7 +156,6 @@ KNOWN: Mapping[str, tuple[Sequence[str], str]] = {
         "for `functools[...]`: that is read.",
     ),
     "vllm-tool_chat_template_granite": (("required", "strict"), _INDENTED),
-    "NVIDIA-Nemotron-Nano-v2": (("read",), "Text in front of calls becomes a message of its own."),
     "vllm-tool_chat_template_internlm2_tool": (
         ("required", "strict"),
         "Past calls have `arguments`, the models' own `parameters`: both are read, and the grammar writes the latter.",
