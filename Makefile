@@ -63,7 +63,8 @@ MODULES = bench:benchmarks \
 	compose-test:tests.compose check-kubernetes:tests.kubernetes dashboards-check:tests.watching \
 	check-alerts:deploy.prometheus openai-table:tests.openai_table architectures:tests.architectures_table \
 	lines:tests.measures.lines complexity:tests.measures.complexity settings:tests.measures.settings \
-	prose:tests.measures.prose real-model:models.real.make gpu-wheels:benchmarks.gpu.wheels
+	prose:tests.measures.prose real-model:models.real.make gpu-wheels:benchmarks.gpu.wheels \
+	tool-forms:tests.tool_forms
 PROGRAMS := $(foreach row,$(MODULES),$(firstword $(subst :, ,$(row))))
 $(PROGRAMS): $(STAMP)
 	$(BIN)/python -m $(patsubst $@:%,%,$(filter $@:%,$(MODULES))) $(ARGS)

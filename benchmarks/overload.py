@@ -147,25 +147,14 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
     gateway = {"max_running": options.max_running}
     with running({"model": str(DEMO_TARGET)}, {"model": str(DEMO_DRAFT)}, gateway) as endpoints:
         load = Load(f"http://{endpoints.http}", prompts, options.max_tokens, shared_prefixes=False)
-<<<<<<< o
-        in_own_process(closed_loop, load, options.max_running, options.closed_s / 3)  # warm
-        closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
-        took_s = max(each.ended_s for each in closed) - closed[0].sent_s
-        rate = sum(each.is_complete for each in closed) / took_s
-||||||| b
-        in_own_process(closed_loop, load, options.max_running, options.closed_s / 3)  # warm
-        closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
-        took_s = max(each.ended_s for each in closed) - closed[0].sent_s
-        rate = sum(each.whole for each in closed) / took_s
-=======
         Sustainable.of(load, options.max_running, options.closed_s / 3)  # warm
         closed = Sustainable.of(load, options.max_running, options.closed_s)
         rate = closed.rate
->>>>>>> t
+        whole_ms = 1e3 * quantile([each.total_s for each in closed.outcomes], 0.5)
+        first_ms = 1e3 * quantile([each.first_token_s for each in closed.outcomes if each.is_complete], 0.5)
         report.text(
             f"Sustainable: {rate:.1f} requests a second, from a closed loop of {options.max_running}, whose whole "
-            f"answers take {1e3 * quantile([each.total_s for each in closed.outcomes], 0.5):.0f} ms (median) and first "
-            f"tokens {1e3 * quantile([each.first_token_s for each in closed.outcomes if each.is_complete], 0.5):.0f} ms."
+            f"answers take {whole_ms:.0f} ms (median) and first tokens {first_ms:.0f} ms."
         )
         seconds = {"baseline": options.seconds, "overload": options.seconds, "afterwards": options.seconds / 2}
         factors = (options.baseline, options.times, options.baseline)

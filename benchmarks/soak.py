@@ -165,17 +165,9 @@ def add_acceptance(report: Report, counts: Sequence[DraftCounts], every_s: float
 
 
 def add_requests(report: Report, asked: Sequence[RequestOutcome]) -> list[str]:
-<<<<<<< o
-    whole = [each for each in asked if each.is_complete]
     ends = [each for each in asked if not each.is_complete]
-||||||| b
-    whole = [each for each in asked if each.whole]
-    ends = [each for each in asked if not each.whole]
-=======
-    ends = [each for each in asked if not each.whole]
->>>>>>> t
     took_s = asked[-1].sent_s - asked[0].sent_s
-    first, last = tenths([each for each in asked if each.whole])
+    first, last = tenths([each for each in asked if each.is_complete])
     compared = {"first tenth": first, "last tenth": last}
     violations = add_latencies(report, "Latency, ms", compared, (0.5, 0.99), {0.5: MOST_TIMES_SLOWER})
     report.text(f"{len(asked)} requests, {len(asked) / took_s:.1f} a second; {len(ends)} did not get their answer.")
@@ -196,15 +188,7 @@ def measure(report: Report, options: argparse.Namespace) -> list[str]:
     pair = {"model": str(DEMO_TARGET)}, {"model": str(DEMO_DRAFT)}
     with running(*pair, gateway, with_ray=options.ray) as endpoints:
         load = Load(f"http://{endpoints.http}", prompts, options.max_tokens)
-<<<<<<< o
-        closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
-        full = sum(each.is_complete for each in closed) / (max(each.ended_s for each in closed) - closed[0].sent_s)
-||||||| b
-        closed = in_own_process(closed_loop, load, options.max_running, options.closed_s)
-        full = sum(each.whole for each in closed) / (max(each.ended_s for each in closed) - closed[0].sent_s)
-=======
         full = Sustainable.of(load, options.max_running, options.closed_s).rate
->>>>>>> t
         rate, seconds = full * options.share, 60.0 * options.minutes
         report.text(
             f"{rate:.1f} requests a second, {100 * options.share:g} % of the {full:.1f} of a closed loop of "

@@ -27,10 +27,17 @@ def ways_of(messages: list[Message], source: str, shape: TemplateShape, merges: 
     template refuses the messages otherwise.
     """
     known = [_with_known_role(message, source) for message in messages]
-    yield from _written_ways(known, shape)
+    yield from _merged_ways(known, shape, merges)
+    with_one_call = _one_call_a_message(known)
+    if with_one_call != known:
+        yield from _merged_ways(with_one_call, shape, merges)
+
+
+def _merged_ways(messages: list[Message], shape: TemplateShape, merges: bool) -> Iterator[list[Message]]:
+    yield from _written_ways(messages, shape)
     if not merges:
         return
-    before = known
+    before = messages
     for change in (_merge_systems, _alternate, _system_in_user):
         after = change(before)
         if after != before:
@@ -112,6 +119,35 @@ def arguments_object(text: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         return {"arguments": text}
     return arguments
+
+
+def _one_call_a_message(messages: list[Message]) -> list[Message]:
+    """Return the messages with each call in a message of its own, and its result behind it: some templates refuse
+    several calls in one message.
+    """
+    # assistant calls a and b, result of a, result of b: assistant calls a, result of a, assistant calls b, result of b
+    found: list[Message] = []
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        index += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results: list[Message] = []
+        while index < len(messages) and messages[index]["role"] == "tool":
+            results.append(messages[index])
+            index += 1
+        for number, call in enumerate(calls):
+            if number:
+                message = {"role": message["role"], "content": ""}
+            found.append({**message, "tool_calls": [call]})
+            answers = [result for result in results if result.get("tool_call_id") == call.get("id")]
+            found += answers
+            results = [result for result in results if result not in answers]
+        found += results
+    return found
 
 
 def _merge_systems(messages: list[Message]) -> list[Message]:

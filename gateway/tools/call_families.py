@@ -101,6 +101,7 @@ def _listed(
     closing: str,
     *in_template: tuple[str, ...],
     form: CallForm | None = None,
+    between: str = ", ",
     parsers: tuple[str, ...] = (),
     markers: tuple[str, ...] = (),
     ids: CallIds = CallIds.ANY,
@@ -110,7 +111,7 @@ def _listed(
         name,
         form or JsonObject(),
         opening=opening,
-        between=", ",
+        between=between,
         closing=closing,
         markers=markers or (opening.rstrip("[ "),),
         in_template=in_template or ((opening,),),
@@ -139,8 +140,16 @@ GLM = CallFamily(
     opening="<tool_call>",
     between="\n<tool_call>",
     markers=("<tool_call>",),
+    in_template=(("</arg_key>\n<arg_value>",), ("</arg_key>\\n<arg_value>",)),
+    parsers=("glm4_moe",),
+)
+GLM47 = CallFamily(
+    "glm47",
+    XmlParameters("NAME", "<arg_key>KEY</arg_key><arg_value>", "</arg_value>", "</tool_call>"),
+    opening="<tool_call>",
+    between="<tool_call>",
+    markers=("<tool_call>",),
     in_template=(("<arg_key>", "<arg_value>"),),
-    parsers=("glm47", "glm4_moe"),
 )
 MINIMAX_M2 = CallFamily(
     "minimax_m2",
@@ -223,11 +232,22 @@ HARMONY = CallFamily(
     ),
     between="<|start|>assistant",
     markers=("<|channel|>commentary to=", "<|channel|>analysis to=", "to=functions."),
-    in_template=(("<|channel|>", "<|message|>", "to=functions."),),
+    in_template=(("<|channel|>", "<|message|>", "<|call|>"),),
     parsers=("gptoss", "gpt_oss", "harmony"),
 )
-MISTRAL = _listed("mistral", "[TOOL_CALLS][", "]", ("[TOOL_CALLS]",), ids=CallIds.SHORT)
-MISTRAL_SPACED = _listed("mistral_spaced", "[TOOL_CALLS] [", "]", ids=CallIds.SHORT)
+MISTRAL = _listed(
+    "mistral", "[TOOL_CALLS][", "]", ("[TOOL_CALLS]",), form=JsonObject(last=', "id": "INDEX"'), ids=CallIds.SHORT
+)
+MISTRAL_SPACED = _listed("mistral_spaced", "[TOOL_CALLS] [", "]", form=MISTRAL.form, ids=CallIds.SHORT)
+MISTRAL_CALL_ID = CallFamily(
+    "mistral_call_id",
+    JsonArguments("NAME[CALL_ID]INDEX[ARGS]", index="[a-zA-Z0-9]+"),
+    opening="[TOOL_CALLS]",
+    between="[TOOL_CALLS]",
+    markers=("[TOOL_CALLS]",),
+    in_template=(("[TOOL_CALLS]", "[CALL_ID]"),),
+    ids=CallIds.SHORT,
+)
 MISTRAL_ARGS = CallFamily(
     "mistral_args",
     JsonArguments("NAME[ARGS]"),
@@ -265,7 +285,7 @@ FUNCTION_GEMMA = CallFamily(
 )
 GEMMA4 = CallFamily(
     "gemma4",
-    Gemma('<|"|>'),
+    Gemma('<|"|>', is_sorted=True),
     opening="<|tool_call>",
     between="<tool_call|><|tool_call>",
     closing="<tool_call|>",
@@ -281,7 +301,15 @@ OLMO3 = CallFamily(
     markers=("<function_calls>",),
     in_template=(("<function_calls>",),),
 )
-LFM2 = _listed("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>", ("<|tool_call_start|>",), form=Pythonic())
+LFM2 = _listed(
+    "lfm2",
+    "<|tool_call_start|>[",
+    "]<|tool_call_end|>",
+    ("<|tool_call_start|>",),
+    ("<|tool_list_start|>",),
+    ("List of tools: [", "keep_past_thinking"),
+    form=Pythonic(),
+)
 GEMMA3 = CallFamily(
     "gemma3",
     Pythonic(),
@@ -302,7 +330,7 @@ LLAMA4_PYTHONIC = CallFamily(
     is_bare=True,
     bare_starts=("[",),
     lists_one=True,
-    in_template=(("<|python_start|>",), ("[func_name1(params_name1=",)),
+    in_template=(("[func_name1(param",), ("<|python_start|>",)),
     parsers=("pythonic",),
 )
 GRANITE = _listed(
@@ -316,7 +344,13 @@ GRANITE_20B = CallFamily(
     markers=("<function_call>",),
     in_template=(("<function_call>",),),
 )
-PHI4 = _listed("phi4_mini_json", "<|tool_call|>[", "]<|/tool_call|>", ("<|tool_call|>", "<|/tool_call|>"))
+PHI4 = _listed(
+    "phi4_mini_json",
+    "<|tool_call|>[",
+    "]<|/tool_call|>",
+    ("<|tool_call|>", "<|/tool_call|>"),
+    ("<|tool|>", "<|/tool|>"),
+)
 PHI4_FUNCTOOLS = _listed("phi4_functools", "functools[", "]")
 HUNYUAN = _listed("hunyuan_a13b", "<tool_calls>[", "]</tool_calls>", ("<tool_calls>",), parsers=("jamba",))
 MINIMAX_M1 = CallFamily(
@@ -326,22 +360,24 @@ MINIMAX_M1 = CallFamily(
     between="\n",
     closing="\n</tool_calls>",
     markers=("<tool_calls>",),
-    in_template=(("<tool_calls>\\n",), ("<tool_calls>\n",)),
+    in_template=(("beginning_of_sentence>", "<tool_calls>"),),
 )
 NEMOTRON = _listed("nemotron_json", "<TOOLCALL>[", "]</TOOLCALL>", ("<TOOLCALL>",), parsers=("nemotron",))
 COHERE = _listed(
     "cohere_command",
-    "<|START_ACTION|>[",
-    "]<|END_ACTION|>",
+    "<|START_ACTION|>[\n    ",
+    "\n]<|END_ACTION|>",
     ("<|START_ACTION|>",),
     form=JsonObject("parameters", "tool_name", '"tool_call_id": "INDEX", '),
+    between=",\n    ",
     parsers=("cohere", "cohere_command3", "cohere_command4"),
+    markers=("<|START_ACTION|>",),
 )
 INTERNLM = CallFamily(
     "internlm",
     JsonObject("parameters"),
-    opening="<|action_start|><|plugin|>",
-    between="<|action_end|><|action_start|><|plugin|>",
+    opening="<|action_start|><|plugin|>\n",
+    between="<|action_end|><|action_start|><|plugin|>\n",
     closing="<|action_end|>",
     markers=("<|action_start|>",),
     in_template=(("<|action_start|>", "<|plugin|>"),),
@@ -359,7 +395,14 @@ LLAMA3 = CallFamily(
     is_bare=True,
     bare_starts=("{", "["),
     in_template=(("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")),
-    parsers=("llama4_json",),
+)
+LLAMA4_JSON = CallFamily(
+    "llama4_json",
+    LLAMA3.form,
+    between="; ",
+    is_bare=True,
+    silent=("<|python_start|>", "<|python_end|>"),
+    in_template=(('"parameters": ', "<|header_start|>"),),
 )
 JSON = CallFamily(
     "json",
@@ -376,6 +419,7 @@ FAMILIES: Sequence[CallFamily] = (
     HARMONY,
     KIMI_K2,
     GLM,
+    GLM47,
     QWEN3_CODER,
     SEED_OSS,
     MINIMAX_M2,
@@ -384,6 +428,7 @@ FAMILIES: Sequence[CallFamily] = (
     DEEPSEEK_V32,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
+    MISTRAL_CALL_ID,
     MISTRAL_ARGS,
     MISTRAL_SPACED,
     MISTRAL,
@@ -392,6 +437,7 @@ FAMILIES: Sequence[CallFamily] = (
     LFM2,
     OLMO3,
     GEMMA3,
+    LLAMA4_JSON,
     LLAMA4_PYTHONIC,
     PHI4,
     PHI4_FUNCTOOLS,
@@ -421,8 +467,20 @@ def _by_parser() -> dict[str, CallFamily]:
 
 BY_PARSER: Mapping[str, CallFamily] = _by_parser()
 """Families by the names that `--tool-call-parser` takes."""
-_UNKNOWN = re.compile(r"<[^<>\s{}]*(?:tool_?call|function_?call|invoke|action)[^<>\s{}]*>", re.IGNORECASE)
+_UNKNOWN = re.compile(
+    r"<[^<>\s{}]*(?:tool_?calls?|function_?calls?|tools_prefix|invoke|action)(?:\{\})?[^<>\s{}]*>", re.IGNORECASE
+)
 """A tag of calls."""
+_OTHER_FORMS: Mapping[str, tuple[str, ...]] = {
+    "]<]minimax[>[<tool_call>": ("]<]minimax[>[", "<invoke name="),
+    "<function=NAME>": ("start_tag", "{end_tag}", "</function>"),
+    '<function name="NAME">': ('<function name="', '<param name="'),
+    ">>>NAME": (">>>all", ">>>"),
+    "Action: ```json": ("Action:\\n```json",),
+    "function call<|role_sep|>": ("<|role_sep|>", "function call'"),
+    "<|open|>tools": ("open_tag('tools')",),
+}
+"""Forms that no family has, and the texts by which a template shows each, which shows a family's texts as well."""
 
 
 class UnknownFamily(Exception):
@@ -431,6 +489,9 @@ class UnknownFamily(Exception):
 
 def family_of(template: str) -> CallFamily:
     """Return the family of a chat template that takes tools. Raises UnknownFamily."""
+    for tag, texts in _OTHER_FORMS.items():
+        if all(text in template for text in texts):
+            raise UnknownFamily(tag)
     for family in FAMILIES:
         if family.shows_in(template):
             return family

@@ -262,6 +262,9 @@ class CallReader:
         cursor = self._cursor
         begin = cursor.at
         yield from cursor.skip_space()
+        for text in self._silent:
+            yield from cursor.follows(text)
+        yield from cursor.skip_space()
         if not cursor.text.startswith(family.bare_starts, cursor.at):
             cursor.at = begin
             return False

@@ -76,11 +76,12 @@ GRANITE = ReasoningFamily(
     ("Here is my thought process:", "Here is my response:"),
     in_template=("Here is my thought process:", "Here is my response:"),
 )
+MINIMAX_M2 = ReasoningFamily("minimax_m2", ("<think>", "</think>"), in_template=("</think>", "minimax:tool_call"))
 THINK = ReasoningFamily(
     "think",
     ("<think>", "</think>"),
     parsers=(
-        *("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "step3", "step3p5", "olmo3"),
+        *("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "step3", "step3p5", "olmo3"),
         *("nemotron", "nemotron_v3", "holo2", "exaone4", "lfm2", "smollm3"),
         *("glm47", "deepseek_v4"),
     ),
@@ -89,6 +90,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
     HARMONY,
     COHERE,
     HUNYUAN,
+    MINIMAX_M2,
     ERNIE,
     GEMMA4,
     SEED_OSS,

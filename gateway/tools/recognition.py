@@ -30,17 +30,19 @@ class Families:
     """How a model writes its calls and its reasoning."""
 
     calls: CallFamily | None
-    """None = in a form that no family has."""
+    """None = in a form that no family has, or the chat template takes no tools."""
     reasoning: ReasoningFamily | None
     """None = it has none."""
     unknown_tag: str = ""
-    """The tag in the template that shows calls of an unknown form."""
+    """The tag in the template that shows calls of an unknown form; empty = there is none."""
 
     def describe(self) -> str:
         """Return a sentence for the log."""
-        calls = f"not read: the chat template writes them with {self.unknown_tag}, a form of no known family"
+        calls = "not read: the chat template takes no tools"
         if self.calls is not None:
             calls = f"read in the form {self.calls.name}"
+        elif self.unknown_tag:
+            calls = f"not read: the chat template writes them with {self.unknown_tag}, a form of no known family"
         if self.reasoning is None:
             return f"tool calls are {calls}; no reasoning is split off"
         return f"tool calls are {calls}; reasoning in the form {self.reasoning.name}"
@@ -48,14 +50,22 @@ class Families:
 
 def families_of(tokenizer: Tokenizer, source: str) -> Families:
     """Return how a model writes calls and reasoning. `source`: of the chat template of its prompts."""
-    return _families_of(source, tokenizer.tool_call_parser, tokenizer.reasoning_parser)
+    takes_tools = tokenizer.template is not None and tokenizer.template.takes_tools
+    return _families_of(source, takes_tools, tokenizer.tool_call_parser, tokenizer.reasoning_parser)
+
+
+def families_shown(source: str, *, takes_tools: bool) -> Families:
+    """Return how a model with this chat template writes calls and reasoning, by the template alone."""
+    return _families_of(source, takes_tools, AUTO, AUTO)
 
 
 @lru_cache(maxsize=256)
-def _families_of(source: str, tool_call_parser: str, reasoning_parser: str) -> Families:
+def _families_of(source: str, takes_tools: bool, tool_call_parser: str, reasoning_parser: str) -> Families:
     reasoning = REASONING_BY_PARSER.get(reasoning_parser) or reasoning_family(source)
     if tool_call_parser != AUTO:
         return Families(BY_PARSER[tool_call_parser], reasoning)
+    if not takes_tools:
+        return Families(None, reasoning)
     try:
         return Families(family_of(source), reasoning)
     except UnknownFamily as error:

@@ -112,7 +112,7 @@ def _calls(offer: ToolOffer, family: CallFamily, parts: GrammarParts, *, is_mark
         if offer.max_calls == 1:
             return alone
         further = _call_rules(offer, family, "further", family.between, parts)
-        return f"{alone} | {first} {further}{{1,{MAX_CALLS - 1}}} {closing}"
+        return f"{alone} | {first} {further}{{0,{MAX_CALLS - 1}}} {closing}"
     if offer.max_calls == 1:
         return f"{first} {closing}"
     further = _call_rules(offer, family, "further", family.between, parts)

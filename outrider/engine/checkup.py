@@ -6,10 +6,11 @@ finding. `model_check` checks the files.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from outrider.engine.loading.loader import resolve_device
 from outrider.engine.memory import readable_bytes
 from outrider.engine.model_check import Find, Footprint, Task, check_draft, read_model
 from outrider.engine.native.build import BuildError, check_writable, library_path
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import local_path
 from outrider.wire.processes.processes import write_event
@@ -31,8 +33,11 @@ GPU_DEVICE = Path("/dev/nvidiactl")
 """Device file that exists if an NVIDIA driver is loaded."""
 
 
-def findings(task: Task) -> Iterator[tuple[str, Find]]:
-    """Run all checks of a task; yield the name and the result of each check."""
+def findings(task: Task, tell_files: Callable[[pb.TokenizerFiles], None] | None = None) -> Iterator[tuple[str, Find]]:
+    """Run all checks of a task; yield the name and the result of each check.
+
+    tell_files: is called with the target's files of tokenizer and chat template, if they can be read.
+    """
     yield "GPU", check_gpu()
     yield "C++ forward", check_native()
     has_device = True
@@ -53,6 +58,8 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         yield "skipped", ("warning", f"{', '.join(skipped)}, for which the target is needed", "")
         return
     yield "target", ("ok", str(target), "")
+    if tell_files is not None:
+        tell_files(target.files)
     if target.notes:
         yield "files of the target", ("warning", "; ".join(target.notes), "")
     footprints = dict[str, Footprint]()
@@ -171,10 +178,18 @@ def _gpu_shares(models: list[Footprint], device: torch.device) -> tuple[str, boo
     return f"on one GPU they share it, gpu_memory_utilization in order: {', '.join(shares)}", is_too_small
 
 
+def _write_templates(files: pb.TokenizerFiles) -> None:
+    """Write an event with the target's chat templates: `gateway.tools.template_check` says how they are read."""
+    configured = json.loads(files.tokenizer_config_json or b"{}").get("chat_template")
+    additional = {name: data.decode(errors="replace") for name, data in files.additional_chat_templates.items()}
+    file = files.chat_template.decode(errors="replace")
+    write_event({"event": "templates", "file": file, "configured": configured, "additional": additional})
+
+
 def main() -> int:
     """Run the task that is on stdin and print its findings to stdout. Return the exit code, 0."""
     with tokenizers_read_once():
-        for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
+        for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline()), _write_templates):
             write_event({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
     return 0
 

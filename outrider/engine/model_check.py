@@ -73,8 +73,8 @@ class Model:
 
     info: pb.WorkerInfo
     """Description that a worker of this model would give in GetInfo, as far as it follows from the files."""
-    tokenizer_json: bytes
-    """Content of the tokenizer.json."""
+    files: pb.TokenizerFiles
+    """Files of its tokenizer and its chat templates."""
     footprint: Footprint
     """Memory that the model would take."""
     class_name: str
@@ -133,7 +133,7 @@ def read_model(model: str, task: Task) -> Model:
         if note is not None:
             notes.append(note)
     footprint = Footprint(weights_bytes, token_width(config) * itemsize * limit)
-    return Model(info, files.tokenizer_json, footprint, type(network).__name__, tuple(notes))
+    return Model(info, files, footprint, type(network).__name__, tuple(notes))
 
 
 def _num_parameters(network: nn.Module) -> int:
@@ -159,7 +159,7 @@ def check_draft(draft: str, target: Model, task: Task) -> tuple[Footprint, tuple
         pard_block(files)
         model.info.supports_retokenization = False
     if not is_compatible(model.info, target.info):
-        difference = first_difference(target.tokenizer_json, model.tokenizer_json)
+        difference = first_difference(target.files.tokenizer_json, model.files.tokenizer_json)
         raise ConfigError(describe_incompatibility(model.info, target.info, difference))
     if is_same(draft, task.target):
         find = ("warning", "the draft is the target itself: nothing gets faster", "name a smaller model")
@@ -184,7 +184,9 @@ def _check_tokens(draft: Model, target: Model) -> Find:
     sizes = (target.info.vocab_size, draft.info.vocab_size)
     shared = None
     if not has_same_tokens(draft.info, target.info):
-        shared = create_translation(target.tokenizer_json, draft.tokenizer_json, *sizes, draft.info.eos_token_ids)
+        shared = create_translation(
+            target.files.tokenizer_json, draft.files.tokenizer_json, *sizes, draft.info.eos_token_ids
+        )
     if isinstance(shared, Intersection):
         found = (
             f"{draft}; another tokenizer, works by translation: {shared.num_shared} of the smaller vocabulary's "

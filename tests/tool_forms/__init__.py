@@ -1,0 +1,1 @@
+"""Holds calls and their grammars to what chat templates write: `make tool-forms`."""

@@ -11,11 +11,19 @@ from typing import Any
 from gateway.tools.cursor import NotACall, Steps, overlap
 from gateway.tools.forms.form import CallText, GrammarParts
 from gateway.tools.forms.lark_values import choices_of, properties_in_order
-from gateway.tools.forms.values import STRING, as_json, string_inside, types_of
+from gateway.tools.forms.values import STRING, as_json, converted, parameter_schema, string_inside, types_of
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _WORD = re.compile(r"[^,}\]]*")
-_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "True": "true", "False": "false"}
+_WORDS = {
+    "true": "true",
+    "false": "false",
+    "null": "null",
+    "none": "null",
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}
 MAX_DEPTH = 64
 """Maximum depth of objects and lists in a value."""
 
@@ -25,6 +33,8 @@ class Gemma:
     """A call is `call:NAME{key:value,...}`, with strings between two `quote`."""
 
     quote: str
+    is_sorted: bool = False
+    """Whether the grammar has parameters in the order of the alphabet, as templates of the family write them."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -40,9 +50,9 @@ class Gemma:
         if name not in call.schemas:
             raise NotACall
         yield call.start(name)
-        yield from self._read_object(call, 0)
+        yield from self._read_object(call, 0, call.schemas[name])
 
-    def _read_object(self, call: CallText, depth: int) -> Steps[None]:
+    def _read_object(self, call: CallText, depth: int, schema: Any) -> Steps[None]:
         """Read an object behind its brace."""
         cursor = call.cursor
         yield call.arguments("{")
@@ -58,7 +68,7 @@ class Gemma:
             else:
                 key, _ = yield from cursor.until([":"])
             yield call.arguments(f"{separator}{as_json(key.strip())}: ")
-            yield from self._read_value(call, depth + 1)
+            yield from self._read_value(call, depth + 1, parameter_schema(schema, key.strip()))
             separator = ", "
         yield call.arguments("}")
 
@@ -70,19 +80,19 @@ class Gemma:
             if separator:
                 yield from cursor.expect(",")
                 yield call.arguments(separator)
-            yield from self._read_value(call, depth + 1)
+            yield from self._read_value(call, depth + 1, {})
             separator = ", "
         yield call.arguments("]")
 
-    def _read_value(self, call: CallText, depth: int) -> Steps[None]:
+    def _read_value(self, call: CallText, depth: int, schema: Any) -> Steps[None]:
         cursor = call.cursor
         if depth > MAX_DEPTH:
             raise NotACall
         yield from cursor.skip_space()
         if (yield from cursor.matches(self.quote)):
-            yield from self._read_string(call)
+            yield from converted(call, self._read_string(call), schema)
         elif (yield from cursor.matches("{")):
-            yield from self._read_object(call, depth)
+            yield from self._read_object(call, depth, schema)
         elif (yield from cursor.matches("[")):
             yield from self._read_list(call, depth)
         else:
@@ -153,6 +163,8 @@ class Gemma:
             if schema.get("additionalProperties", True) is False:
                 return '"{" "}"'
             return "gemma_object"
+        if self.is_sorted:
+            schema = {**schema, "properties": dict(sorted(properties.items()))}
         sequence = properties_in_order(schema, label, parts, ":", '","', self._value)
         return f'"{{" {sequence} "}}"'
 
@@ -167,7 +179,7 @@ class Gemma:
             "integer": "gemma_integer",
             "number": "gemma_number",
             "boolean": '"true" | "false"',
-            "null": '"null"',
+            "null": '"null" | "None"',
             "array": "gemma_list",
         }
         ways = list[str]()
@@ -190,7 +202,10 @@ class Gemma:
         if isinstance(value, str):
             return f"{self.quote}{value}{self.quote}"
         if isinstance(value, Mapping):
-            pairs = [f"{key}:{self._written(item)}" for key, item in value.items()]
+            items = list(value.items())
+            if self.is_sorted:
+                items.sort()
+            pairs = [f"{key}:{self._written(item)}" for key, item in items]
             return "{" + ",".join(pairs) + "}"
         if isinstance(value, list):
             return "[" + ",".join(self._written(item) for item in value) + "]"

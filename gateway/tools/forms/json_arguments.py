@@ -12,8 +12,6 @@ from gateway.tools.cursor import NotACall, Steps, words_of
 from gateway.tools.forms.form import INDEX, NAME, CallText, GrammarParts
 from gateway.tools.forms.json_text import read_object
 
-_INDEX = re.compile(r":\d+$")
-
 
 @dataclass(frozen=True)
 class JsonArguments:
@@ -25,6 +23,8 @@ class JsonArguments:
     tail: str = ""
     others: tuple[str, ...] = field(default=())
     """Other texts that models of the family write in place of `first`. They are read, and not written."""
+    index: str = "[0-9]+"
+    """Pattern of what stands for INDEX."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -51,7 +51,8 @@ class JsonArguments:
         before, _, after = first.partition(NAME)
         yield from cursor.expect(before)
         yield from cursor.skip_space()
-        end = words_of(after.removeprefix(f":{INDEX}"))
+        sign, index, rest = after.rpartition(INDEX)
+        end = words_of(rest)
         if end:
             name, _ = yield from cursor.until([end[0]])
             yield from cursor.expect(" ".join(end[1:]))
@@ -60,8 +61,8 @@ class JsonArguments:
             cursor.at -= len(brace)
         # "f code<|message|>" is a call of f: harmony may write a type of the arguments behind the name
         name = name.strip().partition(" ")[0]
-        if INDEX in after:
-            name = _INDEX.sub("", name)
+        if index:
+            name = re.sub(f"{re.escape(sign)}{self.index}$", "", name)
         if name not in call.schemas:
             raise NotACall
         return name
@@ -73,7 +74,7 @@ class JsonArguments:
         number = ""
         _, found, after = self.first.partition(INDEX)
         if found:
-            number = f"/[0-9]+/ {parts.spell(after)}"
+            number = f"/{self.index}/ {parts.spell(after)}"
         return f"{number} {parts.schema(label, schema)} {parts.spell(self.tail)}"
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:

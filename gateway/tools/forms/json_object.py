@@ -40,6 +40,8 @@ class JsonObject:
     name_key: str = "name"
     first: str = ""
     """Keys in front of the name, with the placeholder INDEX: `"tool_call_id": "INDEX", `."""
+    last: str = ""
+    """Keys that may follow the arguments, with the placeholder INDEX for nine letters and digits: `, "id": "INDEX"`."""
     is_exact: bool = field(default=True)
     """Whether the grammar takes the object as one text; else as pieces of JSON, where an output may be other JSON."""
 
@@ -113,7 +115,11 @@ class JsonObject:
             start = " ".join(json.dumps(piece) for piece in _PIECES.findall(self._head(name)))
         elif found:
             start = f"/[0-9]+/ {parts.spell(after)}"
-        return f'{start} {parts.schema(label, schema)} "}}"'
+        end = '"}"'
+        if self.last:
+            before, _, behind = self.last.partition(INDEX)
+            end = f'("}}" | {parts.spell(before)} /[a-zA-Z0-9]{{9}}/ {parts.spell(behind + "}")})'
+        return f"{start} {parts.schema(label, schema)} {end}"
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
         head = self._head(name).replace(INDEX, str(index))

@@ -11,12 +11,16 @@ from gateway.tools.forms.lark_values import choices_of, properties_in_order
 from gateway.tools.forms.values import STRING, types_of
 
 _STRING = r'py_string: /"([^"\\\n]|\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4})*"/'
+_QUOTED = r"py_quoted: /'([^'\\\n]|\\['\"\\\/bfnrt]|\\u[0-9a-fA-F]{4})*'/"
 _NUMBER = r"py_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
 _ANY = (
-    'py_any: py_string | py_number | "True" | "False" | "None" | py_list | py_dict',
+    'py_any: py_string | py_quoted | py_number | "True" | "False" | "None" | py_list | py_dict',
     'py_list: "[" (py_any (", " py_any)*)? "]"',
-    'py_dict: "{" (py_string ": " py_any (", " py_string ": " py_any)*)? "}"',
+    'py_dict: "{" (py_key ": " py_any (", " py_key ": " py_any)*)? "}"',
+    "py_key: py_string | py_quoted",
 )
+_LIMITS = frozenset({"pattern", "format", "minLength", "maxLength"})
+"""Keywords of a schema that limit a string."""
 _WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 
@@ -28,7 +32,7 @@ def arguments_rule(schema: Mapping[str, Any], label: str, parts: GrammarParts) -
     Arguments come in the order of the schema's properties. Strings, numbers and whole types are enforced; of arrays and
     objects, that they are some.
     """
-    _add(parts, _STRING, _NUMBER, *_ANY)
+    _add(parts, _STRING, _QUOTED, _NUMBER, *_ANY)
     properties: Mapping[str, Any] = schema.get("properties") or {}
     if not properties:
         if schema.get("additionalProperties", True) is False:
@@ -45,7 +49,9 @@ def _value(schema: Any, rule: str, parts: GrammarParts) -> str:
         return "(" + " | ".join(json.dumps(_literal(choice), ensure_ascii=False) for choice in choices) + ")"
     ways = list[str]()
     for kind in sorted(types_of(schema)):
-        if kind in (STRING, "integer", "number"):
+        if kind == STRING and not _LIMITS & set(schema):
+            ways.append("py_string | py_quoted")
+        elif kind in (STRING, "integer", "number"):
             ways.append(_enforced(kind, schema, rule, parts))
         elif kind == "array":
             ways.append("py_list")

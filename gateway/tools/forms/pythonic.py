@@ -15,7 +15,7 @@ from typing import Any
 from gateway.tools.cursor import NotACall, Steps
 from gateway.tools.forms.form import CallText, GrammarParts
 from gateway.tools.forms.python_rules import arguments_rule
-from gateway.tools.forms.values import as_json, string_inside
+from gateway.tools.forms.values import as_json, converted, parameter_schema, string_inside
 
 _KEY = re.compile(r"[a-zA-Z_]\w*")
 _NAME_PART = re.compile(r"[a-zA-Z0-9_.:-]+")
@@ -60,7 +60,7 @@ class Pythonic:
             yield from cursor.expect("=")
             yield from cursor.skip_space()
             yield call.arguments(f"{separator}{as_json(key)}: ")
-            yield from self._read_value(call)
+            yield from self._read_value(call, parameter_schema(call.schemas[name], key))
             separator = ", "
         yield call.arguments("}")
 
@@ -78,11 +78,11 @@ class Pythonic:
             if not (yield from cursor.more()):
                 raise NotACall
 
-    def _read_value(self, call: CallText) -> Steps[None]:
+    def _read_value(self, call: CallText, schema: Any) -> Steps[None]:
         cursor = call.cursor
         for quote in _QUOTES:
             if (yield from cursor.matches(quote)):
-                yield from self._read_string(call, quote)
+                yield from converted(call, self._read_string(call, quote), schema)
                 return
         begin = cursor.at
         end = yield from self._end_of_value(call)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
+
+from gateway.tools.cursor import Steps
+from gateway.tools.forms.form import CallText
+from gateway.tools.parts import Arguments
 
 STRING = "string"
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -78,12 +83,9 @@ def value_of(text: str, schema: Any) -> str:
     # "3" is 3 for an integer, "3" for a string; "true" is true for a boolean; "None" is null where null is allowed
     types = types_of(schema)
     stripped = text.strip()
-    value = _python_word(stripped)
-    if value is _NOT_A_WORD:
-        try:
-            value = orjson.loads(stripped)
-        except ValueError:
-            return as_json(text)
+    value = _parsed(stripped)
+    if value is _NO_VALUE:
+        return as_json(text)
     kind = type_of(value)
     is_number = kind == "integer" and "number" in types
     is_whole = kind == "number" and "integer" in types and isinstance(value, float) and value.is_integer()
@@ -94,12 +96,41 @@ def value_of(text: str, schema: Any) -> str:
     return as_json(text)
 
 
-_NOT_A_WORD = object()
-_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
+_NO_VALUE = object()
 
 
-def _python_word(text: str) -> Any:
-    return _WORDS.get(text, _NOT_A_WORD)
+def _parsed(text: str) -> Any:
+    """Return the value of a text in JSON, or as Python prints it: many templates do. _NO_VALUE for another text."""
+    # "[1]" and "['a', True]" are lists
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        pass
+    try:
+        value = ast.literal_eval(text)
+        orjson.dumps(value)  # JSON has no sets, bytes or complex numbers
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return _NO_VALUE
+    return value
+
+
+def converted(call: CallText, steps: Steps[None], schema: Any) -> Steps[None]:
+    """Yield what `steps` reads, a string in quotes, as a value of the schema's type.
+
+    Some templates quote every value, and what models of theirs write says nothing of types.
+    """
+    # "3" in quotes is 3 for an integer
+    types = types_of(schema)
+    if not types or STRING in types:
+        yield from steps
+        return
+    text = ""
+    for part in steps:
+        if part is None:
+            yield None
+        elif isinstance(part, Arguments):
+            text += part.text
+    yield call.arguments(value_of(json.loads(text), schema))
 
 
 def as_json(value: Any) -> str:

@@ -13,9 +13,11 @@ from typing import Any
 
 from gateway.tools.cursor import NotACall, Steps, overlap, words_of
 from gateway.tools.forms.form import KEY, NAME, CallText, GrammarParts
-from gateway.tools.forms.lark_values import text_rule
+from gateway.tools.forms.lark_values import choices_of, text_rule
 from gateway.tools.forms.values import STRING, as_json, is_text, parameter_schema, string_inside, types_of, value_of
 
+_PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
+"""Values as many templates print them, by their type."""
 _SPACE_RULE = r"/[ \t\r\n]*/"
 
 
@@ -190,15 +192,24 @@ class XmlParameters:
 
     def _parameter(self, key: str, schema: Any, rule: str, parts: GrammarParts) -> str:
         head = self.parameter_head.replace(KEY, key)
+        types = types_of(schema)
+        if self.has_kinds and STRING in types and len(types) > 1:
+            text = parts.text_up_to(f"{rule}_text", self.parameter_tail.strip())
+            value = f"{parts.schema(f'{rule}_value', schema)} {parts.spell(self.parameter_tail.strip())}"
+            return f'{parts.spell(head)} ("true\\">" {text} | "false\\">" {value})'
         if self.has_kinds:
             head += f'{"true" if is_text(schema) else "false"}">'
         line = "\n" if self.has_lines else ""
         end = line + self.parameter_tail.strip()
         if is_text(schema):
             return f"{parts.spell(head + line)} {text_rule(schema, end, rule, parts)}"
-        if STRING in types_of(schema):
+        if STRING in types:
             return f"{parts.spell(head + line)} {parts.text_up_to(f'{rule}_text', end)}"
-        return f"{parts.spell(head + line)} {parts.schema(f'{rule}_value', schema)} {parts.spell(end)}"
+        value = parts.schema(f"{rule}_value", schema)
+        words = _PYTHON_WORDS.get(next(iter(types), ""))
+        if words is not None and len(types) == 1 and not choices_of(schema):
+            value = f"({value} | {words})"
+        return f"{parts.spell(head + line)} {value} {parts.spell(end)}"
 
     def _any_parameter(self, rule: str, parts: GrammarParts) -> str:
         before, _, after = self.parameter_head.partition(KEY)

@@ -114,12 +114,21 @@ def findings_of(
         return  # torch is what reads the rest
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a check fetches no weights
     made = run_module("outrider.engine.checkup", task, "check of the pair", grace_s=1.0, env=offline)
+    templates: dict[str, Any] | None = None
     progress_console = console
     if not console.is_interactive:
         progress_console = note_console()
     try:
         with reporting(progress_console, "importing torch"), closing(made) as events:
             for event in events:
+                if event["event"] == "templates":
+                    templates = event
+                    continue
+                yield Finding(event["check"], event["state"], event["found"], event["remedy"])
+        if templates is not None:
+            # In the gateway's code, which the command line does not import.
+            what = "check of the chat template"
+            for event in run_module("gateway.tools.template_check", templates, what, grace_s=1.0, env=offline):
                 yield Finding(event["check"], event["state"], event["found"], event["remedy"])
     except OutriderError as error:
         yield Finding("torch", "problem", error.message, "pip check: do the libraries fit together?")

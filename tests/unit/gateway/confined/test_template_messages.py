@@ -77,3 +77,19 @@ async def test_the_template_named_tool_use_is_taken_for_tools() -> None:
     assert await template.render([], True, {}, max_chars=100) == "plain"
     assert await template.render([], True, {}, [ADD.for_template()], max_chars=100) == "add-2"
     assert template.accepts_tools and not inline_template("{{ messages }} tools").accepts_tools
+
+
+async def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result() -> None:
+    source = (
+        "{% for message in messages %}{% if message.tool_calls %}{% if message.tool_calls | length > 1 %}"
+        "{{ raise_exception('one call') }}{% endif %}{{ message.tool_calls[0].function.name }} {{ message.content }}"
+        "{% else %}{{ message.content }}{% endif %};{% endfor %}"
+    )
+    calls = []
+    results = []
+    for name in ("a", "b"):
+        calls.append({"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}})
+        results.insert(0, {"role": "tool", "tool_call_id": name, "content": f"of {name}"})
+    messages = [{"role": "assistant", "content": "Well.", "tool_calls": calls}, *results]
+    text = await inline_template(source).render(messages, False, {}, max_chars=1000)
+    assert text == "a Well.;of a;b ;of b;"

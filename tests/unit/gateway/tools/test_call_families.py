@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from gateway.tools.call_families import (
+    _OTHER_FORMS,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
+    GLM,
+    GLM47,
     HARMONY,
     HERMES,
+    HUNYUAN,
     JSON,
+    LFM2,
     LLAMA3,
+    LLAMA4_JSON,
+    MINIMAX_M1,
     MISTRAL,
     MISTRAL_ARGS,
+    MISTRAL_CALL_ID,
     MISTRAL_SPACED,
+    PHI4,
     STEP3,
     CallFamily,
+    UnknownFamily,
     family_of,
 )
-from gateway.tools.reasoning import THINK, reasoning_family
+from gateway.tools.reasoning import ERNIE, THINK, reasoning_family
+from gateway.tools.reasoning import MINIMAX_M2 as MINIMAX_REASONING
 from tests.unit.gateway.tools.answers import TEMPLATES, one
 
 
@@ -43,6 +55,23 @@ def test_the_family_is_that_of_the_templates_markers(name: str, family: CallFami
     assert family_of("{{ tools }}[TOOL_CALLS]name[ARGS]") is MISTRAL_ARGS
     assert family_of("{{ tools }}[TOOL_CALLS][") is MISTRAL
     assert family_of("{{ tools }}<｜tool▁calls▁begin｜>") is DEEPSEEK_V31
+    assert family_of("{{ tools }}[TOOL_CALLS]name[CALL_ID]id[ARGS]") is MISTRAL_CALL_ID
+    assert (
+        family_of("<arg_key>x</arg_key>\n<arg_value>") is GLM and family_of("<arg_key></arg_key><arg_value>") is GLM47
+    )
+    assert family_of("<tool_calls>\n[") is HUNYUAN and family_of("<beginning_of_sentence><tool_calls>") is MINIMAX_M1
+    assert family_of("<|header_start|><|python_start|>'\"parameters\": '") is LLAMA4_JSON
+    assert family_of("<|tool|><|/tool|>") is PHI4 and family_of("<|tool_list_start|>") is LFM2
+    assert reasoning_family("<response></think>") is ERNIE
+    assert reasoning_family("<response></think><minimax:tool_call>") is MINIMAX_REASONING
+
+
+@pytest.mark.parametrize("tag", _OTHER_FORMS)
+def test_a_form_that_has_texts_of_a_family_is_not_taken_for_it(tag: str) -> None:
+    with pytest.raises(UnknownFamily, match=re.escape(tag)):
+        family_of(f"<tool_call>{''.join(_OTHER_FORMS[tag])}")
+    with pytest.raises(UnknownFamily, match=r"<\|tools_prefix\|>"):
+        family_of("<|tools_prefix|>[")
 
 
 @pytest.mark.parametrize(

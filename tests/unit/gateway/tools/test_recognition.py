@@ -31,6 +31,15 @@ def test_a_named_parser_goes_before_the_template() -> None:
     assert families_of(named, source) == Families(HERMES, MISTRAL)
 
 
+def test_a_template_that_takes_no_tools_is_of_no_family() -> None:
+    source = "{{ messages }}<tool_call></think>"
+    families = families_of(tokenizer_of(source, parser="auto"), source)
+    assert families == Families(None, THINK)
+    assert (
+        families.describe() == "tool calls are not read: the chat template takes no tools; reasoning in the form think"
+    )
+
+
 def test_a_form_of_no_family_is_described_by_its_tag() -> None:
     source = "{{ tools }}<my_tool_call>"
     families = families_of(tokenizer_of(source, parser="auto"), source)

@@ -26,6 +26,12 @@ def test_what_gemma_writes_becomes_json(text: str, arguments: str) -> None:
     assert call_of(FORM, text) == arguments
 
 
+def test_what_is_quoted_has_the_type_of_the_schema() -> None:
+    schema = {"properties": {"days": {"type": "integer"}, "note": {"type": ["string", "null"]}}}
+    text = "call:weather{days:<escape>3<escape>,note:<escape>4<escape>,more:None}"
+    assert call_of(FORM, text, schema) == '{"days": 3, "note": "4", "more": null}'
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -10,6 +10,7 @@ from tests.unit.gateway.tools.forms.reading_one import call_of
 
 KIMI = JsonArguments("<call>functions.NAME:INDEX<arguments>", "<end>", others=("<call>NAME<arguments>",))
 BARE = JsonArguments("NAME")
+MISTRAL = JsonArguments("NAME[CALL_ID]INDEX[ARGS]", index="[a-zA-Z0-9]+")
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,8 @@ BARE = JsonArguments("NAME")
         (KIMI, '<call>weather<arguments>{"a": "}"}<end>'),
         (KIMI, '<call>weather code<arguments>{"a": "}"}<end>'),
         (BARE, 'weather{"a": "}"}'),
+        (MISTRAL, 'weather[CALL_ID]aB3dE6789[ARGS]{"a": "}"}'),
+        (MISTRAL, 'weather[ARGS]{"a": "}"}'),
     ],
     ids=[
         "numbered",
@@ -27,6 +30,8 @@ BARE = JsonArguments("NAME")
         "the other text",
         "a word behind the name",
         "name and brace",
+        "id",
+        "without id",
     ],
 )
 def test_the_arguments_are_passed_on_as_they_are_written(form: JsonArguments, text: str) -> None:

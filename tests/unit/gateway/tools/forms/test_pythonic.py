@@ -28,6 +28,12 @@ def test_python_becomes_json(text: str, arguments: str) -> None:
     assert call_of(FORM, text) == arguments
 
 
+def test_what_is_quoted_has_the_type_of_the_schema() -> None:
+    schema = {"properties": {"tags": {"type": "array"}, "is_set": {"type": "boolean"}, "city": {"type": "string"}}}
+    text = """weather(tags="['a', 1]", is_set='True', city="3")"""
+    assert call_of(FORM, text, schema) == '{"tags": ["a", 1], "is_set": true, "city": "3"}'
+
+
 @pytest.mark.parametrize(
     "text",
     ["wet()", "weather", "weather(3)", "weather(days=)", "weather(days=f(1))", "weather(a='x", "weather(a=1 b=2)"],

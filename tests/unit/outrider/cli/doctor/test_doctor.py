@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gateway.tools import template_check
 from outrider.cli.doctor import doctor
 from outrider.cli.main import app
 from outrider.engine import checkup
@@ -21,11 +22,12 @@ from tests.stack import DEMO_TARGET
 
 def in_process(module: str, task: dict[str, Any], *_: Any, env: dict[str, str], **__: Any) -> Iterator[dict[str, Any]]:
     """What `events_of` does, in this process, which has torch already."""
-    assert module == checkup.__name__ and env["HF_HUB_OFFLINE"] == "1" and "PATH" in env
+    main = {checkup.__name__: checkup.main, template_check.__name__: template_check.main}[module]
+    assert env["HF_HUB_OFFLINE"] == "1" and "PATH" in env
     before = sys.stdin, sys.stdout
     sys.stdin, sys.stdout = io.StringIO(json.dumps(task) + "\n"), io.StringIO()
     try:
-        assert checkup.main() == 0
+        assert main() == 0
         lines = sys.stdout.getvalue().splitlines()
     finally:
         sys.stdin, sys.stdout = before
@@ -35,7 +37,7 @@ def in_process(module: str, task: dict[str, Any], *_: Any, env: dict[str, str], 
 @pytest.mark.parametrize(
     ("args", "code", "lines"),
     [
-        ((), 0, ("ok       draft ", "problems: 0, warnings: ")),
+        ((), 0, ("ok       draft ", "ok       chat template: tool calls are ", "problems: 0, warnings: ")),
         (("--draft", "ngram"), 0, ("ok       draft ngram: needs no model", "ok       target: ")),
         (
             ("--target", DEMO_TARGET, "--draft", str(REPO / "models/translation/draft"), "--draft", "ngram"),

@@ -1,0 +1,47 @@
+"""Says in which families the calls and the reasoning of a chat template are read.
+
+`outrider doctor` runs it as `python -m gateway.tools.template_check` with a model's templates in JSON on stdin: `file`,
+`configured` and `additional`, as `template_of_files` takes them. It prints a finding as a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from gateway.chat_template import FOR_TOOLS, template_of_files
+from gateway.confined import templates
+from gateway.tools.recognition import families_shown
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.processes.processes import write_event
+
+_REMEDY = "name the family: --tool-call-parser NAME, or give the gateway another template: --chat-template FILE"
+
+
+def finding(task: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the state, what was found, and the remedy."""
+    additional = {name: text.encode() for name, text in task["additional"].items()}
+    file = template_of_files(task["file"].encode(), task["configured"], None, additional)
+    if file is None:
+        return "ok", "the model has no chat template, so it takes no tools", ""
+    source = file.named.get(FOR_TOOLS, file.source)
+    try:
+        reads = templates.work({"kind": "check", "source": source})
+    except InvalidRequest as error:
+        return "problem", f"{file.name} {error.message}", "give the gateway another template: --chat-template FILE"
+    families = families_shown(source, takes_tools="tools" in reads)
+    if families.unknown_tag:
+        return "warning", families.describe(), _REMEDY
+    return "ok", families.describe(), ""
+
+
+def main() -> int:
+    """Check the templates on stdin and print the finding. Return the exit code, 0."""
+    state, found, remedy = finding(json.loads(sys.stdin.readline()))
+    write_event({"event": "found", "check": "chat template", "state": state, "found": found, "remedy": remedy})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
