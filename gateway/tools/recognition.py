@@ -50,21 +50,21 @@ class Families:
 
 def families_of(tokenizer: Tokenizer, source: str) -> Families:
     """Return how a model writes calls and reasoning. `source`: of the chat template of its prompts."""
-    takes_tools = tokenizer.template is not None and tokenizer.template.takes_tools
-    return _families_of(source, takes_tools, tokenizer.tool_call_parser, tokenizer.reasoning_parser)
+    accepts_tools = tokenizer.template is not None and tokenizer.template.accepts_tools
+    return _families_of(source, accepts_tools, tokenizer.tool_call_parser, tokenizer.reasoning_parser)
 
 
-def families_shown(source: str, *, takes_tools: bool) -> Families:
+def families_shown(source: str, *, accepts_tools: bool) -> Families:
     """Return how a model with this chat template writes calls and reasoning, by the template alone."""
-    return _families_of(source, takes_tools, AUTO, AUTO)
+    return _families_of(source, accepts_tools, AUTO, AUTO)
 
 
 @lru_cache(maxsize=256)
-def _families_of(source: str, takes_tools: bool, tool_call_parser: str, reasoning_parser: str) -> Families:
+def _families_of(source: str, accepts_tools: bool, tool_call_parser: str, reasoning_parser: str) -> Families:
     reasoning = REASONING_BY_PARSER.get(reasoning_parser) or reasoning_family(source)
     if tool_call_parser != AUTO:
         return Families(BY_PARSER[tool_call_parser], reasoning)
-    if not takes_tools:
+    if not accepts_tools:
         return Families(None, reasoning)
     try:
         return Families(family_of(source), reasoning)

@@ -30,7 +30,7 @@ def finding(task: dict[str, Any]) -> tuple[str, str, str]:
         reads = templates.work({"kind": "check", "source": source})
     except InvalidRequest as error:
         return "problem", f"{file.name} {error.message}", "give the gateway another template: --chat-template FILE"
-    families = families_shown(source, takes_tools="tools" in reads)
+    families = families_shown(source, accepts_tools="tools" in reads)
     if families.unknown_tag:
         return "warning", families.describe(), _REMEDY
     return "ok", families.describe(), ""
