@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from draft_service.jobs import AdvanceJob
+from draft_service.slot_jobs import AdvanceJob
 from outrider.engine.speculation.beam import BeamLevel, levels_from_proto
 from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerService
 from outrider.v1 import draft_pb2 as dpb

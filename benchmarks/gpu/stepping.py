@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 import draft_service.targets.deliveries
-from draft_service.jobs import AdvanceJob
+from draft_service.slot_jobs import AdvanceJob
 from draft_service.worker import start_worker as start_draft
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker import worker_handle

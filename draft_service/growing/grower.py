@@ -18,7 +18,7 @@ from functools import partial
 
 from draft_service.growing.node_scheduler import NodeScheduler
 from draft_service.growing.pushing import NUM_URGENT, NodeSender, Send
-from draft_service.jobs import AdvanceJob, EngineJob, FeaturesJob, FeaturesRequest
+from draft_service.slot_jobs import AdvanceJob, EngineJob, FeaturesJob, FeaturesRequest
 from draft_service.slots.draft_slot import DraftSlot
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.drafter_table import draft_tree_class

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.jobs import FeatureBits
+from draft_service.slot_jobs import FeatureBits
 from outrider.engine.feature_buffer import FeatureBuffer
 from outrider.engine.worker.slots import Slot, needs_prefill
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from draft_service.jobs import FeaturesJob, FeaturesRequest
+from draft_service.slot_jobs import FeaturesJob, FeaturesRequest
 from draft_service.targets.registration import HeadOffer
 from draft_service.targets.target_link import TargetLink
 from outrider.engine.speculation.nodes import Delivery, write_delivery

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from draft_service.drafters.loading import HeadState
-from draft_service.jobs import EngineJob
+from draft_service.slot_jobs import EngineJob
 from draft_service.slots.head_slot import as_tensor
 from outrider.engine.heads.wiring import (
     MAX_PROBE_TAPS,

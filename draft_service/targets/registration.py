@@ -9,7 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from draft_service.jobs import FeaturesRequest
+from draft_service.slot_jobs import FeaturesRequest
 from outrider.engine.heads.projection import Projection, digest_of
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, OutriderError, Unavailable

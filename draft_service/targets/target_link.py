@@ -10,7 +10,7 @@ from collections.abc import Callable
 import grpc.aio
 import numpy as np
 
-from draft_service.jobs import FeaturesJob
+from draft_service.slot_jobs import FeaturesJob
 from draft_service.targets.registration import HeadOffer, Registration
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from gateway.admission.demand import UncheckedRequest
 from gateway.admission.demand_checks import check_request
 from gateway.admission.identities import caller_of
+from gateway.admission.key_limits import Access, Caller
 from gateway.admission.key_ring import KeyRing
-from gateway.admission.keys import Access, Caller
 from gateway.admission.prompts import ChatSettings, PromptReader
 from gateway.admission.requests import build_requests, prompt_ids
 from gateway.admission.text_threads import TextThreads

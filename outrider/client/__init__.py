@@ -7,7 +7,7 @@ its own. This package may import `outrider.wire` and `outrider.v1`, and no torch
 
 from outrider.client.aio import AsyncClient
 from outrider.client.connect import ConnectOptions
-from outrider.client.options import GenerateOptions, Message
+from outrider.client.generate_options import GenerateOptions, Message
 from outrider.client.retry import RetryPolicy
 from outrider.client.stream import RoundStream
 from outrider.client.sync import Client, SyncRoundStream

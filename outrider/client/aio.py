@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Unpack
 
 from outrider.client.connect import ConnectOptions
-from outrider.client.options import GenerateOptions
+from outrider.client.generate_options import GenerateOptions
 from outrider.client.parse import parse_model
 from outrider.client.request import build_request
 from outrider.client.retry import RetryPolicy, call_with_retries, generate_with_retries

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any
 
 from outrider.client.aio import AsyncClient
+from outrider.client.generate_options import GenerateOptions, Message
 from outrider.client.llm_inputs import Request, Sampling, max_choices, read_chats, read_prompts, read_sampling
-from outrider.client.options import GenerateOptions, Message
 from outrider.client.sync import LoopThread
 from outrider.client.types import Completion
 from outrider.wire.errors import ConfigError, Unavailable

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from outrider.client.options import GenerateOptions, Message
+from outrider.client.generate_options import GenerateOptions, Message
 from outrider.wire.errors import InvalidRequest
 
 Request = tuple[str | None, GenerateOptions]

@@ -14,7 +14,7 @@ from enum import Enum
 from numbers import Real
 from typing import Any, TypeVar
 
-from outrider.client.options import KNOWN, GenerateOptions, Message, check_types
+from outrider.client.generate_options import KNOWN, GenerateOptions, Message, check_types
 from outrider.client.types import AcceptanceRule, DraftLogprobs, Speculation, StructuredOutputs
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Unpack
 
 from outrider.client.aio import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, AsyncClient
 from outrider.client.connect import ConnectOptions
-from outrider.client.options import GenerateOptions
+from outrider.client.generate_options import GenerateOptions
 from outrider.client.retry import RetryPolicy
 from outrider.client.stream import RoundStream
 from outrider.client.transport import Transport, check_fork

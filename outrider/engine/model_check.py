@@ -68,7 +68,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelFacts:
     """Facts that the files of a decoder-only or encoder-decoder model state."""
 
     info: pb.WorkerInfo
@@ -95,7 +95,7 @@ class Model:
         )
 
 
-def read_model(model: str, task: Task) -> Model:
+def read_model(model: str, task: Task) -> ModelFacts:
     """Check the files of a model without reading its weights. Return the facts that they state.
 
     Raises ConfigError if the worker's loader would.
@@ -133,16 +133,16 @@ def read_model(model: str, task: Task) -> Model:
         if note is not None:
             notes.append(note)
     footprint = Footprint(weights_bytes, token_width(config) * itemsize * limit)
-    return Model(info, files, footprint, type(network).__name__, tuple(notes))
+    return ModelFacts(info, files, footprint, type(network).__name__, tuple(notes))
 
 
 def _num_parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())  # tied ones count once
 
 
-def check_draft(draft: str, target: Model, task: Task) -> tuple[Footprint, tuple[str, ...], Find]:
-    """Return the footprint of a draft, the notes on its files (as `Model.notes`), and the result of the check whether
-    it fits the target.
+def check_draft(draft: str, target: ModelFacts, task: Task) -> tuple[Footprint, tuple[str, ...], Find]:
+    """Return the footprint of a draft, the notes on its files (as `ModelFacts.notes`), and the result of the check
+    whether it fits the target.
 
     Raises ConfigError if it cannot draft for the target.
     """
@@ -179,7 +179,7 @@ def _head_footprint(family: HeadFamily, head: HeadFiles, context_limit: int, tas
     return Footprint(weights_bytes, kv_bytes)
 
 
-def _check_tokens(draft: Model, target: Model) -> Find:
+def _check_tokens(draft: ModelFacts, target: ModelFacts) -> Find:
     # Raises ConfigError where the two tokenizers have no token in common.
     sizes = (target.info.vocab_size, draft.info.vocab_size)
     shared = None

@@ -5,7 +5,7 @@ from tests.mutants.operators import always, call, drop, never, operation, siblin
 
 CALLER = "gateway.admission:Caller"
 SHARING = ("tests/unit/gateway/admission/test_identities.py",)
-LIMITS = ("tests/unit/gateway/admission/test_keys.py",)
+LIMITS = ("tests/unit/gateway/admission/test_key_limits.py",)
 KEYS_TESTS = (*LIMITS, "tests/unit/gateway/admission/test_key_ring.py")
 
 KEYS = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from draft_service.jobs import FeatureBits, FeaturesJob, FeaturesRequest
+from draft_service.slot_jobs import FeatureBits, FeaturesJob, FeaturesRequest
 from draft_service.targets.deliveries import Deliverer
 from draft_service.targets.registration import HeadOffer
 from outrider.engine.heads.projection import Projection, ProjectionSpec

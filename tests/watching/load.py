@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from outrider.client import AsyncClient, DraftLogprobs, OutriderError, RetryPolicy, Speculation
-from outrider.client.options import GenerateOptions
+from outrider.client.generate_options import GenerateOptions
 from tests.forked import REPO
 from tests.stack import NUM_DRAFT_TOKENS
 from tests.watching.system import KEYS

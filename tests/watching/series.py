@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
-from gateway.admission.keys import AccessMetrics
+from gateway.admission.key_limits import AccessMetrics
 from gateway.telemetry.vllm_names import ChoiceSeries, VllmNames
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import Membership

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from draft_service.drafters.block_drafter import MaskDrafter, MedusaDrafter
 from draft_service.drafters.feeding import Feeder
 from draft_service.growing.grower import Grower, MakeDrafter
-from draft_service.jobs import AdvanceJob, FeaturesJob, FeaturesRequest
+from draft_service.slot_jobs import AdvanceJob, FeaturesJob, FeaturesRequest
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads

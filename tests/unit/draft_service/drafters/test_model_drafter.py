@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from draft_service.jobs import AdvanceJob
+from draft_service.slot_jobs import AdvanceJob
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.sequence_drafter import SequenceDrafter
 from outrider.engine.model_runner import ModelRunner

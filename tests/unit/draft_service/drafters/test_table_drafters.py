@@ -11,7 +11,7 @@ import pytest
 
 from draft_service.drafters.table_drafters import TableSlot, WorkerTableDrafter
 from draft_service.growing.grower import Grower
-from draft_service.jobs import AdvanceJob, FeaturesRequest
+from draft_service.slot_jobs import AdvanceJob, FeaturesRequest
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.sequence_drafter import SequenceDrafter
 from outrider.engine.speculation.nodes import Delivery, NodeKind

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from draft_service.jobs import AdvanceJob
+from draft_service.slot_jobs import AdvanceJob
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind

@@ -11,7 +11,7 @@ import pytest
 
 from draft_service.drafters.table_drafters import TableSlot, WorkerTableDrafter
 from draft_service.growing.grower import Grower
-from draft_service.jobs import AdvanceJob, FeaturesRequest
+from draft_service.slot_jobs import AdvanceJob, FeaturesRequest
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.jobs import OpenJob

@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from draft_service.drafters.block_drafter import MaskDrafter, SequentialDrafter
 from draft_service.drafters.feeding import Feeder
 from draft_service.growing.grower import MakeDrafter
-from draft_service.jobs import FeaturesJob
+from draft_service.slot_jobs import FeaturesJob
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind

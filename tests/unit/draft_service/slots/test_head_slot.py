@@ -15,7 +15,7 @@ from transformers import DeepseekV3Config, LlamaConfig
 from draft_service.drafters.feeding import Feeder
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.growing.grower import Grower
-from draft_service.jobs import AdvanceJob, FeaturesJob, FeaturesRequest
+from draft_service.slot_jobs import AdvanceJob, FeaturesJob, FeaturesRequest
 from draft_service.slots import head_slot
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE

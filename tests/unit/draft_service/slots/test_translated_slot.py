@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from draft_service.jobs import AdvanceJob
+from draft_service.slot_jobs import AdvanceJob
 from draft_service.slots.translated_slot import TranslatedSlot, make_slot
 from outrider.drafting.translation import Intersection, Translation
 from outrider.engine.model_runner import ModelRunner, UncachedModel

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service.jobs import EngineJob
+from draft_service.slot_jobs import EngineJob
 from draft_service.targets import pairing as module
 from draft_service.targets.pairing import WiringTest
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, ProbeStates

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from draft_service.jobs import FeaturesRequest
+from draft_service.slot_jobs import FeaturesRequest
 from draft_service.targets import registration as module
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable

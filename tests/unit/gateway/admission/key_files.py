@@ -6,8 +6,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from gateway.admission.key_limits import Access
 from gateway.admission.key_ring import KeyRing
-from gateway.admission.keys import Access
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from tests.unit.clock import Clock
 

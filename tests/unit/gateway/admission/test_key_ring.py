@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gateway.admission.key_limits import Access
 from gateway.admission.key_ring import LOOK_S, RETRY_S, KeyRing
-from gateway.admission.keys import Access
 from outrider.wire.errors import RateLimited, Unauthenticated
 from outrider.wire.settings.api_keys import write_keys
 from tests.unit.clock import Clock

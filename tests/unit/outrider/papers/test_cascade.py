@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draft_service.jobs import AdvanceJob
+from draft_service.slot_jobs import AdvanceJob
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.sequence_drafter import SequenceDrafter

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draft_service.jobs import AdvanceJob
+from draft_service.slot_jobs import AdvanceJob
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.beam import BeamLevel, Hypothesis

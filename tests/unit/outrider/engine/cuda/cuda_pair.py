@@ -18,7 +18,7 @@ import torch
 
 import draft_service.targets.deliveries
 import outrider.engine.worker.worker_handle as worker_handle
-from draft_service.jobs import AdvanceJob, FeaturesJob, FeaturesRequest
+from draft_service.slot_jobs import AdvanceJob, FeaturesJob, FeaturesRequest
 from draft_service.targets.pairing import seen_in
 from draft_service.targets.registration import HeadOffer
 from draft_service.worker import start_worker as start_draft

@@ -15,7 +15,7 @@ from torch import Tensor
 from draft_service.drafters.block_drafter import MaskDrafter
 from draft_service.drafters.feeding import Feeder
 from draft_service.drafters.loading import HeadState, load_draft
-from draft_service.jobs import FeaturesJob
+from draft_service.slot_jobs import FeaturesJob
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from gateway.admission.key_limits import Access, AccessMetrics, Caller
 from gateway.admission.key_ring import KeyRing
-from gateway.admission.keys import Access, AccessMetrics, Caller
 from outrider.wire.errors import InvalidRequest, RateLimited, Unauthenticated
 from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
 from tests.unit.clock import Clock

@@ -10,7 +10,7 @@ import pytest
 from outrider.client import (
     AsyncClient,
 )
-from outrider.client.options import check_types
+from outrider.client.generate_options import check_types
 from outrider.wire.errors import InvalidRequest
 
 
