@@ -245,8 +245,8 @@ def test_a_worker_is_seen_to_answer_to_hang_and_to_be_gone(registry: Registry, m
 HOLD = """
 import sys
 from pathlib import Path
-from deploy.actors import take_cores
-print(*sorted(take_cores(int(sys.argv[1]), Path(sys.argv[2]), frozenset(range(4)))), flush=True)
+from deploy.actors import lock_cores
+print(*sorted(lock_cores(int(sys.argv[1]), Path(sys.argv[2]), frozenset(range(4)))), flush=True)
 sys.stdin.read()
 """
 

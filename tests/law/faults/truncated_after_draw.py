@@ -13,7 +13,7 @@ from outrider.engine.speculation import drawing
 from outrider.engine.speculation.growing_tree import GrowingTree
 from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import DraftConfig
-from tests.distribution.faults import replace
+from tests.law.faults import replace
 
 add_child = GrowingTree.add_child
 

@@ -36,7 +36,7 @@ def offers_in_time(self, max_num):
 
 
 def _key(self, node):
-    """Return what note_committed the same when tokens are committed; None for ROOT, which is always in time."""
+    """Return what stays the same of a node when tokens are committed; None for ROOT, which is always in time."""
     position = self.committed_len + self.depth(node)
     return None if node == ROOT else (position, self.segments.get(node), self.ids[node])
 
