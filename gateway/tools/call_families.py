@@ -363,6 +363,13 @@ MINIMAX_M1 = CallFamily(
     in_template=(("beginning_of_sentence>", "<tool_calls>"),),
 )
 NEMOTRON = _listed("nemotron_json", "<TOOLCALL>[", "]</TOOLCALL>", ("<TOOLCALL>",), parsers=("nemotron",))
+APERTUS = _listed(
+    "apertus",
+    "<|tools_prefix|>[",
+    "]<|tools_suffix|>",
+    ("<|tools_prefix|>",),
+    form=JsonArguments('{"NAME": ', "}", ('{ "NAME" : ',)),
+)
 COHERE = _listed(
     "cohere_command",
     "<|START_ACTION|>[\n    ",
@@ -446,6 +453,7 @@ FAMILIES: Sequence[CallFamily] = (
     MINIMAX_M1,
     HUNYUAN,
     NEMOTRON,
+    APERTUS,
     COHERE,
     INTERNLM,
     LONGCAT,
@@ -467,9 +475,7 @@ def _by_parser() -> dict[str, CallFamily]:
 
 BY_PARSER: Mapping[str, CallFamily] = _by_parser()
 """Families by the names that `--tool-call-parser` takes."""
-_UNKNOWN = re.compile(
-    r"<[^<>\s{}]*(?:tool_?calls?|function_?calls?|tools_prefix|invoke|action)(?:\{\})?[^<>\s{}]*>", re.IGNORECASE
-)
+_UNKNOWN = re.compile(r"<[^<>\s{}]*(?:tool_?calls?|function_?calls?|invoke|action)(?:\{\})?[^<>\s{}]*>", re.IGNORECASE)
 """A tag of calls."""
 _OTHER_FORMS: Mapping[str, tuple[str, ...]] = {
     "]<]minimax[>[<tool_call>": ("]<]minimax[>[", "<invoke name="),

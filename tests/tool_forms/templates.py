@@ -61,6 +61,7 @@ PUBLIC: Mapping[str, Sequence[str]] = {
     "minimax": ("MiniMax-M1",),
     "hunyuan_a13b": ("vllm-tool_chat_template_hunyuan_a13b", "Apriel-1.6-15b-Thinker-fixed", "unsloth-Apriel-1.5"),
     "nemotron_json": ("NVIDIA-Nemotron-Nano-v2",),
+    "apertus": ("Apertus-8B-Instruct", "vllm-tool_chat_template_apertus"),
     "cohere_command": ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Cohere2MoE"),
     "internlm": ("vllm-tool_chat_template_internlm2_tool",),
     "hermes": (
@@ -85,7 +86,6 @@ PUBLIC: Mapping[str, Sequence[str]] = {
 }
 """Names of public templates by their family, the one that tells most first."""
 UNREAD = (
-    "Apertus-8B-Instruct",
     "CohereForAI-c4ai-command-r-plus-tool_use",
     "GigaChat3-10B-A1.8B",
     "GigaChat3.1-10B-A1.8B",
