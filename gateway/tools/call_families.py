@@ -151,6 +151,20 @@ GLM47 = CallFamily(
     markers=("<tool_call>",),
     in_template=(("<arg_key>", "<arg_value>"),),
 )
+HY3 = CallFamily(
+    "hy_v3",
+    XmlParameters(
+        "<tool_call:opensource>NAME<tool_sep:opensource>\n",
+        "<arg_key:opensource>KEY</arg_key:opensource>\n<arg_value:opensource>",
+        "</arg_value:opensource>\n",
+        "</tool_call:opensource>",
+    ),
+    opening="<tool_calls:opensource>\n",
+    between="\n",
+    closing="\n</tool_calls:opensource>",
+    markers=("<tool_calls:opensource>",),
+    in_template=(("<tool_calls{}>", "':opensource'"), ("<tool_calls:opensource>",)),
+)
 MINIMAX_M2 = CallFamily(
     "minimax_m2",
     XmlParameters('<invoke name="NAME">\n', '<parameter name="KEY">', "</parameter>\n", "</invoke>"),
@@ -427,6 +441,7 @@ FAMILIES: Sequence[CallFamily] = (
     KIMI_K2,
     GLM,
     GLM47,
+    HY3,
     QWEN3_CODER,
     SEED_OSS,
     MINIMAX_M2,

@@ -42,6 +42,7 @@ ENDS = (
         "<|observation|>",
         "[unused10]",
         "<|role_end|>",
+        "<｜hy_eos:opensource｜>",
     ),
 )
 """Texts that end an answer in one template or another: the stops of a model, which no answer shows."""

@@ -23,6 +23,7 @@ PUBLIC: Mapping[str, Sequence[str]] = {
     "kimi_k2": ("moonshotai-Kimi-K2", "Kimi-K2-Instruct", "Kimi-K2-Thinking"),
     "glm45": ("GLM-4.6", "inclusionai-ling-3.0-flash", "poolside-Laguna-XS-2.1", "poolside-Laguna-XS.2"),
     "glm47": ("GLM-4.7-Flash", "Spark2.5", "poolside-Laguna-S-2.1"),
+    "hy_v3": ("tencent-Hy3",),
     "qwen3_coder": (
         "Qwen3-Coder",
         "Qwen3.5-4B",
@@ -96,7 +97,6 @@ UNREAD = (
     "meetkai-functionary-medium-v3.2",
     "muse-glimmer",
     "openbmb-MiniCPM5-1B",
-    "tencent-Hy3",
     "upstage-Solar-Open-100B",
 )
 """Public templates that write calls in a form of no family: it has to be said."""

@@ -17,6 +17,7 @@ from gateway.tools.call_families import (
     HARMONY,
     HERMES,
     HUNYUAN,
+    HY3,
     JSON,
     LFM2,
     LLAMA3,
@@ -33,6 +34,7 @@ from gateway.tools.call_families import (
     family_of,
 )
 from gateway.tools.reasoning import ERNIE, THINK, reasoning_family
+from gateway.tools.reasoning import HY3 as HY3_REASONING
 from gateway.tools.reasoning import MINIMAX_M2 as MINIMAX_REASONING
 from tests.unit.gateway.tools.answers import TEMPLATES, one
 
@@ -64,6 +66,8 @@ def test_the_family_is_that_of_the_templates_markers(name: str, family: CallFami
     assert family_of("<|header_start|><|python_start|>'\"parameters\": '") is LLAMA4_JSON
     assert family_of("<|tool|><|/tool|>") is PHI4 and family_of("<|tool_list_start|>") is LFM2
     assert family_of("{{ '<|tools_prefix|>' + '[' }}") is APERTUS
+    hy3 = "{% set mark = ':opensource' %}{{ '</think{}>'.format(mark) ~ '<tool_calls{}>'.format(mark) }}"
+    assert family_of(hy3) is HY3 and reasoning_family(hy3) is HY3_REASONING
     assert reasoning_family("<response></think>") is ERNIE
     assert reasoning_family("<response></think><minimax:tool_call>") is MINIMAX_REASONING
 
