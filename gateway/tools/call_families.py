@@ -377,12 +377,15 @@ MINIMAX_M1 = CallFamily(
     in_template=(("beginning_of_sentence>", "<tool_calls>"),),
 )
 NEMOTRON = _listed("nemotron_json", "<TOOLCALL>[", "]</TOOLCALL>", ("<TOOLCALL>",), parsers=("nemotron",))
-APERTUS = _listed(
+APERTUS = CallFamily(
     "apertus",
-    "<|tools_prefix|>[",
-    "]<|tools_suffix|>",
-    ("<|tools_prefix|>",),
-    form=JsonArguments('{"NAME": ', "}", ('{ "NAME" : ',)),
+    JsonArguments('{"NAME": ', "}", ('{ "NAME" : ',)),
+    opening="<|tools_prefix|>[",
+    between=", ",
+    closing="]",
+    markers=("<|tools_prefix|>",),
+    silent=("<|tools_suffix|>",),  # the token may end the output, and is then no part of its text
+    in_template=(("<|tools_prefix|>",),),
 )
 COHERE = _listed(
     "cohere_command",

@@ -91,9 +91,16 @@ def test_a_form_that_has_texts_of_a_family_is_not_taken_for_it(tag: str) -> None
         ),
         (HARMONY, '<|channel|>commentary to=functions.weather code<|message|>{"city": "Oslo"}<|call|>'),
         (HARMONY, '<|channel|>analysis to=functions.weather json<|message|>{"city": "Oslo"}<|call|>'),
+        (APERTUS, '<|tools_prefix|>[{"weather": {"city": "Oslo"}}]'),
         (APERTUS, '<|tools_prefix|> [\n  { "weather" : {"city": "Oslo"} }\n] <|tools_suffix|>'),
     ],
-    ids=["step3", "harmony with code", "harmony without a constraint", "apertus with white space"],
+    ids=[
+        "step3",
+        "harmony with code",
+        "harmony without a constraint",
+        "apertus without its end",
+        "apertus with white space",
+    ],
 )
 def test_texts_that_models_write_are_read(family: CallFamily, text: str) -> None:
     content, _, ((name, arguments),) = one(family, text)
