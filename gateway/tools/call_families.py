@@ -151,6 +151,20 @@ GLM47 = CallFamily(
     markers=("<tool_call>",),
     in_template=(("<arg_key>", "<arg_value>"),),
 )
+HY3 = CallFamily(
+    "hy_v3",
+    XmlParameters(
+        "<tool_call:opensource>NAME<tool_sep:opensource>\n",
+        "<arg_key:opensource>KEY</arg_key:opensource>\n<arg_value:opensource>",
+        "</arg_value:opensource>\n",
+        "</tool_call:opensource>",
+    ),
+    opening="<tool_calls:opensource>\n",
+    between="\n",
+    closing="\n</tool_calls:opensource>",
+    markers=("<tool_calls:opensource>",),
+    in_template=(("<tool_calls{}>", "':opensource'"), ("<tool_calls:opensource>",)),
+)
 MINIMAX_M2 = CallFamily(
     "minimax_m2",
     XmlParameters('<invoke name="NAME">\n', '<parameter name="KEY">', "</parameter>\n", "</invoke>"),
@@ -363,6 +377,16 @@ MINIMAX_M1 = CallFamily(
     in_template=(("beginning_of_sentence>", "<tool_calls>"),),
 )
 NEMOTRON = _listed("nemotron_json", "<TOOLCALL>[", "]</TOOLCALL>", ("<TOOLCALL>",), parsers=("nemotron",))
+APERTUS = CallFamily(
+    "apertus",
+    JsonArguments('{"NAME": ', "}", ('{ "NAME" : ',)),
+    opening="<|tools_prefix|>[",
+    between=", ",
+    closing="]",
+    markers=("<|tools_prefix|>",),
+    silent=("<|tools_suffix|>",),  # the token may end the output, and is then no part of its text
+    in_template=(("<|tools_prefix|>",),),
+)
 COHERE = _listed(
     "cohere_command",
     "<|START_ACTION|>[\n    ",
@@ -420,6 +444,7 @@ FAMILIES: Sequence[CallFamily] = (
     KIMI_K2,
     GLM,
     GLM47,
+    HY3,
     QWEN3_CODER,
     SEED_OSS,
     MINIMAX_M2,
@@ -446,6 +471,7 @@ FAMILIES: Sequence[CallFamily] = (
     MINIMAX_M1,
     HUNYUAN,
     NEMOTRON,
+    APERTUS,
     COHERE,
     INTERNLM,
     LONGCAT,
@@ -467,9 +493,7 @@ def _by_parser() -> dict[str, CallFamily]:
 
 BY_PARSER: Mapping[str, CallFamily] = _by_parser()
 """Families by the names that `--tool-call-parser` takes."""
-_UNKNOWN = re.compile(
-    r"<[^<>\s{}]*(?:tool_?calls?|function_?calls?|tools_prefix|invoke|action)(?:\{\})?[^<>\s{}]*>", re.IGNORECASE
-)
+_UNKNOWN = re.compile(r"<[^<>\s{}]*(?:tool_?calls?|function_?calls?|invoke|action)(?:\{\})?[^<>\s{}]*>", re.IGNORECASE)
 """A tag of calls."""
 _OTHER_FORMS: Mapping[str, tuple[str, ...]] = {
     "]<]minimax[>[<tool_call>": ("]<]minimax[>[", "<invoke name="),

@@ -71,6 +71,9 @@ SEED_OSS = ReasoningFamily("seed_oss", ("<seed:think>", "</seed:think>"))
 MISTRAL = ReasoningFamily("mistral", ("[THINK]", "[/THINK]"))
 KIMI = ReasoningFamily("kimi_vl", ("◁think▷", "◁/think▷"))
 APERTUS = ReasoningFamily("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"))
+HY3 = ReasoningFamily(
+    "hy_v3", ("<think:opensource>", "</think:opensource>"), in_template=("</think{}>", "':opensource'")
+)
 GRANITE = ReasoningFamily(
     "granite",
     ("Here is my thought process:", "Here is my response:"),
@@ -97,6 +100,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
     MISTRAL,
     KIMI,
     APERTUS,
+    HY3,
     THINK,
     GRANITE,
 )

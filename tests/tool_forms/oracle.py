@@ -42,6 +42,8 @@ ENDS = (
         "<|observation|>",
         "[unused10]",
         "<|role_end|>",
+        "<｜hy_eos:opensource｜>",
+        "<|tools_suffix|>",
     ),
 )
 """Texts that end an answer in one template or another: the stops of a model, which no answer shows."""

@@ -23,6 +23,7 @@ PUBLIC: Mapping[str, Sequence[str]] = {
     "kimi_k2": ("moonshotai-Kimi-K2", "Kimi-K2-Instruct", "Kimi-K2-Thinking"),
     "glm45": ("GLM-4.6", "inclusionai-ling-3.0-flash", "poolside-Laguna-XS-2.1", "poolside-Laguna-XS.2"),
     "glm47": ("GLM-4.7-Flash", "Spark2.5", "poolside-Laguna-S-2.1"),
+    "hy_v3": ("tencent-Hy3",),
     "qwen3_coder": (
         "Qwen3-Coder",
         "Qwen3.5-4B",
@@ -61,6 +62,7 @@ PUBLIC: Mapping[str, Sequence[str]] = {
     "minimax": ("MiniMax-M1",),
     "hunyuan_a13b": ("vllm-tool_chat_template_hunyuan_a13b", "Apriel-1.6-15b-Thinker-fixed", "unsloth-Apriel-1.5"),
     "nemotron_json": ("NVIDIA-Nemotron-Nano-v2",),
+    "apertus": ("Apertus-8B-Instruct", "vllm-tool_chat_template_apertus"),
     "cohere_command": ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Cohere2MoE"),
     "internlm": ("vllm-tool_chat_template_internlm2_tool",),
     "hermes": (
@@ -85,7 +87,6 @@ PUBLIC: Mapping[str, Sequence[str]] = {
 }
 """Names of public templates by their family, the one that tells most first."""
 UNREAD = (
-    "Apertus-8B-Instruct",
     "CohereForAI-c4ai-command-r-plus-tool_use",
     "GigaChat3-10B-A1.8B",
     "GigaChat3.1-10B-A1.8B",
@@ -96,7 +97,6 @@ UNREAD = (
     "meetkai-functionary-medium-v3.2",
     "muse-glimmer",
     "openbmb-MiniCPM5-1B",
-    "tencent-Hy3",
     "upstage-Solar-Open-100B",
 )
 """Public templates that write calls in a form of no family: it has to be said."""

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.tools.call_families import (
     _OTHER_FORMS,
+    APERTUS,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     GLM,
@@ -16,6 +17,7 @@ from gateway.tools.call_families import (
     HARMONY,
     HERMES,
     HUNYUAN,
+    HY3,
     JSON,
     LFM2,
     LLAMA3,
@@ -32,6 +34,7 @@ from gateway.tools.call_families import (
     family_of,
 )
 from gateway.tools.reasoning import ERNIE, THINK, reasoning_family
+from gateway.tools.reasoning import HY3 as HY3_REASONING
 from gateway.tools.reasoning import MINIMAX_M2 as MINIMAX_REASONING
 from tests.unit.gateway.tools.answers import TEMPLATES, one
 
@@ -62,6 +65,9 @@ def test_the_family_is_that_of_the_templates_markers(name: str, family: CallFami
     assert family_of("<tool_calls>\n[") is HUNYUAN and family_of("<beginning_of_sentence><tool_calls>") is MINIMAX_M1
     assert family_of("<|header_start|><|python_start|>'\"parameters\": '") is LLAMA4_JSON
     assert family_of("<|tool|><|/tool|>") is PHI4 and family_of("<|tool_list_start|>") is LFM2
+    assert family_of("{{ '<|tools_prefix|>' + '[' }}") is APERTUS
+    hy3 = "{% set mark = ':opensource' %}{{ '</think{}>'.format(mark) ~ '<tool_calls{}>'.format(mark) }}"
+    assert family_of(hy3) is HY3 and reasoning_family(hy3) is HY3_REASONING
     assert reasoning_family("<response></think>") is ERNIE
     assert reasoning_family("<response></think><minimax:tool_call>") is MINIMAX_REASONING
 
@@ -70,8 +76,8 @@ def test_the_family_is_that_of_the_templates_markers(name: str, family: CallFami
 def test_a_form_that_has_texts_of_a_family_is_not_taken_for_it(tag: str) -> None:
     with pytest.raises(UnknownFamily, match=re.escape(tag)):
         family_of(f"<tool_call>{''.join(_OTHER_FORMS[tag])}")
-    with pytest.raises(UnknownFamily, match=r"<\|tools_prefix\|>"):
-        family_of("<|tools_prefix|>[")
+    with pytest.raises(UnknownFamily, match=r"<\|function_call\|>"):
+        family_of("<|function_call|>{")
 
 
 @pytest.mark.parametrize(
@@ -85,8 +91,16 @@ def test_a_form_that_has_texts_of_a_family_is_not_taken_for_it(tag: str) -> None
         ),
         (HARMONY, '<|channel|>commentary to=functions.weather code<|message|>{"city": "Oslo"}<|call|>'),
         (HARMONY, '<|channel|>analysis to=functions.weather json<|message|>{"city": "Oslo"}<|call|>'),
+        (APERTUS, '<|tools_prefix|>[{"weather": {"city": "Oslo"}}]'),
+        (APERTUS, '<|tools_prefix|> [\n  { "weather" : {"city": "Oslo"} }\n] <|tools_suffix|>'),
     ],
-    ids=["step3", "harmony with code", "harmony without a constraint"],
+    ids=[
+        "step3",
+        "harmony with code",
+        "harmony without a constraint",
+        "apertus without its end",
+        "apertus with white space",
+    ],
 )
 def test_texts_that_models_write_are_read(family: CallFamily, text: str) -> None:
     content, _, ((name, arguments),) = one(family, text)
