@@ -72,10 +72,10 @@ class CallReader:
 
     def finish(self, is_cut: bool) -> list[Part]:
         """Return the remaining parts. `is_cut`: whether a limit or a stop ended the output, not the model: a call that
-        has begun then stays one, without its end.
+        has begun then stays one, without its end. A model may also end within the text that ends calls.
         """
         has_begun_call = self._call is not None and self._call.name is not None
-        if is_cut and (has_begun_call or self._is_closing()):
+        if (is_cut and has_begun_call) or self._is_closing():
             self._steps.close()
             return []
         self._cursor.is_final = True

@@ -125,6 +125,16 @@ def test_a_call_at_the_limit_of_tokens_is_cut_and_none_that_only_stops(family: C
     assert one(family, text) == (text, "", [])
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_an_output_may_end_within_the_text_that_ends_calls(family: CallFamily) -> None:
+    """A token of that text may be the one that ends the output, which is no part of its text."""
+    calls = [("weather", '{"city": "Rome"}'), ("add-2", '{"a": "b"}')]
+    text = written(family, calls)
+    for num_missing in range(1, len(family.closing.strip()) + 1):
+        content, _, found = one(family, text[:-num_missing])
+        assert content is None and objects(found) == objects(calls), text[:-num_missing]
+
+
 def test_one_call_alone_where_only_one_is_wanted() -> None:
     text = written(HERMES, [("weather", "{}"), ("add-2", "{}")])
     content, _, found = one(HERMES, text, max_calls=1)
