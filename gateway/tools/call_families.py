@@ -132,7 +132,7 @@ QWEN3_CODER = _tagged(
     "tool_call",
     XmlParameters("<function=NAME>\n", "<parameter=KEY>", "</parameter>\n", "</function>", has_lines=True),
     ("<tool_call>", "<function=", "<parameter="),
-    parsers=("qwen3_xml", "qwen35_coder", "nemotron_v3", "step3p5"),
+    parsers=("qwen3_xml", "qwen35_coder", "nemotron_v3", "step3p5", "mimo"),
 )
 GLM = CallFamily(
     "glm45",
@@ -141,7 +141,7 @@ GLM = CallFamily(
     between="\n<tool_call>",
     markers=("<tool_call>",),
     in_template=(("</arg_key>\n<arg_value>",), ("</arg_key>\\n<arg_value>",)),
-    parsers=("glm4_moe",),
+    parsers=("glm4_moe", "ling3", "poolside_v1"),
 )
 GLM47 = CallFamily(
     "glm47",
@@ -345,13 +345,13 @@ GRANITE_20B = CallFamily(
     in_template=(("<function_call>",),),
 )
 PHI4 = _listed(
-    "phi4_mini_json",
+    "phi4",
     "<|tool_call|>[",
     "]<|/tool_call|>",
     ("<|tool_call|>", "<|/tool_call|>"),
     ("<|tool|>", "<|/tool|>"),
 )
-PHI4_FUNCTOOLS = _listed("phi4_functools", "functools[", "]")
+PHI4_FUNCTOOLS = _listed("phi4_mini_json", "functools[", "]")
 HUNYUAN = _listed("hunyuan_a13b", "<tool_calls>[", "]</tool_calls>", ("<tool_calls>",), parsers=("jamba",))
 MINIMAX_M1 = CallFamily(
     "minimax",
