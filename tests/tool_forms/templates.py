@@ -55,7 +55,7 @@ PUBLIC: Mapping[str, Sequence[str]] = {
         "vllm-tool_chat_template_llama3.2_pythonic",
         "vllm-tool_chat_template_toolace",
     ),
-    "phi4_functools": ("vllm-tool_chat_template_phi4_mini",),
+    "phi4_mini_json": ("vllm-tool_chat_template_phi4_mini",),
     "granite": ("vllm-tool_chat_template_granite", "ibm-granite-granite-3.3-2B-Instruct"),
     "granite-20b-fc": ("vllm-tool_chat_template_granite_20b_fc",),
     "minimax": ("MiniMax-M1",),
@@ -162,16 +162,6 @@ KNOWN: Mapping[str, tuple[Sequence[str], str]] = {
     ),
 }
 """Checks that a public template does not pass, and why that is right: what its models write is another text."""
-VLLM_DIFFERS: Mapping[str, str] = {}
-"""Answers, as `template: answer`, that vLLM's parser reads differently, and who is right."""
-VLLM_PARSERS: Mapping[str, str] = {
-    "json": "xlam",
-    "mistral_args": "mistral",
-    "mistral_call_id": "mistral",
-    "mistral_spaced": "mistral",
-    "cohere_command": "cohere_command3",
-}
-"""Names of vLLM's parsers for families that vLLM calls otherwise."""
 
 
 @dataclass(frozen=True)
