@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.grammars import MARKER_ID, error_of, schema_text
@@ -130,6 +130,9 @@ def _text_or_calls(request: ToolGrammarRequest, family: CallFamily, parts: Gramm
     if family.is_bare:
         text = "FREE"
         parts.rules.append(FREE_OF_LISTS if family.lists_one else FREE)
+    elif len(family.markers) > 1:
+        text = "UNMARKED"
+        parts.rules.append(_text_without(text, family.markers[1:]))
     marker = family.marker
     ways = [text]
     if marker is not None:
@@ -209,6 +212,12 @@ def _bounded_thought(max_tokens: int, end: str, parts: GrammarParts) -> str:
     parts.rules.append(rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*{text}(.|\n)*/")
     parts.rules.append(f"thought[max_tokens={max_tokens}]: THOUGHT")
     return f"thought {parts.spell(end)}"
+
+
+def _text_without(rule: str, markers: Sequence[str]) -> str:
+    """Return the rule of text that has none of the markers, which announce calls that no grammar would bind."""
+    banned = "|".join(re.escape(marker).replace("/", r"\/") for marker in markers)
+    return rf"{rule}: /(.|\n)*/ & ~/(.|\n)*({banned})(.|\n)*/"
 
 
 def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf, text: str = "TEXT") -> str:

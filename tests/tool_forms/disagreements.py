@@ -1,4 +1,4 @@
-"""Where vLLM 0.32.0 reads a text of the table otherwise than it was written, and who is right: the chat template decides.
+"""Where vLLM 0.32.0 reads a text of the table otherwise than it was written, and who is right: the template decides.
 
 `make tool-forms` fails for a difference that has no sentence here, and for a sentence that no difference has.
 """

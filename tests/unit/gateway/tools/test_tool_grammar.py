@@ -64,6 +64,13 @@ def test_under_auto_text_is_free_and_strict_calls_are_bound(family: CallFamily, 
     assert not takes(grammar, written(family, [ADDED, ADDED]), control)
 
 
+@pytest.mark.parametrize("family", [each for each in FAMILIES if len(each.markers) > 1], ids=lambda each: each.name)
+def test_under_auto_calls_begin_with_the_first_marker_alone(family: CallFamily) -> None:
+    _, grammar = planned(offer_of([WEATHER], "auto", None), family=family)
+    for marker in family.markers[1:]:
+        assert takes(grammar, f"Well, {marker[:-1]}") and not takes(grammar, f"Well, {marker}weather")
+
+
 @pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
 @pytest.mark.parametrize("family", [each for each in FAMILIES if each.is_bare], ids=lambda family: family.name)
 def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls_need_no_marker(
