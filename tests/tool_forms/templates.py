@@ -55,6 +55,7 @@ PUBLIC: Mapping[str, Sequence[str]] = {
         "vllm-tool_chat_template_llama3.2_pythonic",
         "vllm-tool_chat_template_toolace",
     ),
+    "phi4": ("gguf-phi4-mini-3.8b", "gguf-phi4-mini-reasoning-3.8b"),
     "phi4_mini_json": ("vllm-tool_chat_template_phi4_mini",),
     "granite": ("vllm-tool_chat_template_granite", "ibm-granite-granite-3.3-2B-Instruct"),
     "granite-20b-fc": ("vllm-tool_chat_template_granite_20b_fc",),
@@ -74,6 +75,7 @@ PUBLIC: Mapping[str, Sequence[str]] = {
         "MiMo-VL",
         "Reka-Edge",
         "vllm-tool_chat_template_hermes",
+        "HuggingFaceTB-SmolLM3-3B-tools",
     ),
     "llama3_json": (
         "meta-llama-Llama-3.1-8B-Instruct",
