@@ -35,6 +35,8 @@ FREE = rf"FREE: /{_SPACE}(\[{_SPACE}\[(.|\n)*|(\[{_SPACE})?([^\s\x1c-\x1f{{\[](.
 objects."""
 FREE_OF_LISTS = rf"FREE: /{_SPACE}([^\s\x1c-\x1f\[](.|\n)*)?/"
 """Text that is no call in a family whose calls are a list: it begins with none."""
+_BETWEEN_TAGS = re.compile(r"(?<=>)\n(?=<\w+>)")
+"""The line break between the tag that closes a call and the one that opens the next. Some templates write none."""
 _TOKEN_ID = re.compile(r"(<\[\^?)\d+(\]>)")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -157,7 +159,11 @@ def _call_rules(offer: ToolOffer, family: CallFamily, kind: str, before: str, pa
         head = before + family.form.head(tool.name)
         if kind == "marked":
             head = head.removeprefix(family.marker or "")
-        names.append(f"{parts.spell(head)} {rest}")
+        heads = parts.spell(head)
+        joined = _BETWEEN_TAGS.sub("", head)
+        if kind == "further" and joined != head:
+            heads = f"({heads} | {parts.spell(joined)})"
+        names.append(f"{heads} {rest}")
     parts.rules.append(f"{kind}: {' | '.join(names)}")
     return kind
 
