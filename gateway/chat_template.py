@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.confined.pool import ConfinedPool, NestsTooDeep, WorkExceeded, WorkFailed, WorkRefused
-from gateway.confined.template_shape import Message, TemplateShape
+from gateway.confined.template_shape import Message, TemplateShape, with_message_tools
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Overloaded
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.log import get_logger
@@ -23,6 +23,8 @@ FOR_TOOLS, FOR_DOCUMENTS = NAMED = ("tool_use", "rag")
 MAX_SOURCE_CHARS = 1 << 20
 """Maximal size of a template's source, in characters. The source is sent to a renderer with each chat. The largest that
 is known has 40,000."""
+_TOOLS, _XML_TOOLS = _TOOL_VARIABLES = ("tools", "xml_tools")
+"""Names of the variables from which templates read tools: the usual one, and SmolLM3's, which has functions alone."""
 _REMEDY = "give the gateway another template: --chat-template FILE"
 
 
@@ -61,6 +63,28 @@ class Variant:
     variables: frozenset[str] = frozenset()
     """Names of the variables that the template reads."""
     shape: TemplateShape = field(default_factory=TemplateShape)
+
+    @property
+    def accepts_tools(self) -> bool:
+        """Whether the template writes the tools that a request offers."""
+        return self.tool_variable is not None or self.shape.message_tools is not None
+
+    @property
+    def tool_variable(self) -> str | None:
+        """Name of the variable from which the template reads the tools. None if it has none."""
+        for name in _TOOL_VARIABLES:
+            if name in self.variables:
+                return name
+        return None
+
+    def tool_names(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the template's variables for a chat with these tools, in the place where the template reads them."""
+        names: dict[str, Any] = {"messages": list(messages), _TOOLS: list(tools) or None}
+        if tools and self.shape.message_tools is not None:
+            names["messages"] = with_message_tools(messages, tools, self.shape.message_tools)
+        elif tools and self.tool_variable == _XML_TOOLS:
+            names[_XML_TOOLS] = [tool["function"] for tool in tools]
+        return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +128,7 @@ class ChatTemplate:
     @property
     def accepts_tools(self) -> bool:
         """Whether the template writes the tools that a request offers."""
-        return "tools" in self._variant(has_tools=True, has_documents=False).variables
+        return self._variant(has_tools=True, has_documents=False).accepts_tools
 
     def _variant(self, has_tools: bool, has_documents: bool) -> Variant:
         if has_tools:
@@ -142,9 +166,8 @@ class ChatTemplate:
                 "a message",
                 param="documents",
             )
-        names: dict[str, Any] = {**self.special_tokens, "messages": list(messages)}
-        names |= {"tools": list(tools) or None, "documents": list(documents) or None}
-        names["add_generation_prompt"] = add_generation_prompt
+        names: dict[str, Any] = {**self.special_tokens, **variant.tool_names(messages, tools)}
+        names |= {"documents": list(documents) or None, "add_generation_prompt": add_generation_prompt}
         if clash := sorted(names.keys() & extra.keys()):
             raise InvalidRequest(f"chat_template_kwargs may not set {clash[0]}", param="chat_template_kwargs")
         request = {"kind": "render", "source": variant.source, "names": {**names, **extra}, "max_chars": max_chars}

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.confined.template_messages import SYSTEM_ROLES
-from gateway.confined.template_shape import Message
+from gateway.confined.template_shape import SYSTEM_ROLES, Message
 
 PREFIX = "x-anthropic-billing-header:"
 """Beginning of the header line that a coding agent puts before its system prompt, and that is dropped."""

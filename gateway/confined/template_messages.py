@@ -10,9 +10,14 @@ from typing import Any
 
 import orjson
 
-from gateway.confined.template_shape import ArgumentsForm, Message, TemplateShape, text_of_content
+from gateway.confined.template_shape import (
+    SYSTEM_ROLES,
+    ArgumentsForm,
+    Message,
+    TemplateShape,
+    text_of_content,
+)
 
-SYSTEM_ROLES = ("system", "developer")
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 """Roles that messages of every chat may have. A chat template may allow others, by naming them."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -160,7 +165,7 @@ def _merge_systems(messages: list[Message]) -> list[Message]:
         else:
             others.append(message)
     text = joined_texts(systems)
-    if not text:
+    if not text and not any("tools" in message for message in systems):
         return others
     return [{**systems[0], "content": text}, *others]
 

@@ -18,7 +18,11 @@ Render = Callable[[list[Message]], str]
 """Function that renders messages with the template, and returns the text; empty if the template refuses them."""
 ContentForm = Literal["text", "parts", "both"]
 ArgumentsForm = Literal["object", "text"]
+ToolsForm = Literal["list", "text"]
 
+_TOOLS_FORMS: tuple[ToolsForm, ...] = ("list", "text")
+SYSTEM_ROLES = ("system", "developer")
+"""Roles of messages with instructions."""
 _MARK = "outrider-mark"
 """Content of a trial message, which is then searched in the rendered text."""
 _NAME = "outrider_name"
@@ -53,6 +57,9 @@ class TemplateShape:
     arguments: ArgumentsForm = "object"
     """Form of a tool call's arguments (an object, or its JSON as text) that the template writes as JSON."""
 
+    message_tools: ToolsForm | None = None
+    """Form of a system message's `tools` (a list, or the JSON text of the functions) that the template writes. None for
+    templates that read no tools there, or that read them from a variable."""
     marks_roles: bool = True
     """Whether the template adds anything to the text of a user's message. True also if it refuses a single user
     message."""
@@ -81,7 +88,7 @@ def shape_of(render: Render) -> TemplateShape:
     call_content, arguments = _call_form(render, user)
     call = _call(call_content, arguments)
     contents["tool"] = _content_form(render, lambda content: [user, call, _result(content)])
-    return TemplateShape(contents, call_content, arguments)
+    return TemplateShape(contents, call_content, arguments, _message_tools(render, user))
 
 
 def _content_form(render: Render, messages: Callable[[Any], list[Message]]) -> ContentForm:
@@ -93,6 +100,36 @@ def _content_form(render: Render, messages: Callable[[Any], list[Message]]) -> C
     if takes_text:
         return "both"
     return "parts"
+
+
+def _message_tools(render: Render, user: Message) -> ToolsForm | None:
+    """Return the first form in which the template writes the tools of a system message.
+
+    A template that writes all fields of a message writes those of another name as well: it reads no tools.
+    """
+    for form in _TOOLS_FORMS:
+        tools = tools_of_message([PROBE_TOOL], form)
+        system = {"role": "system", "content": "", "tools": tools}
+        other = {"role": "system", "content": "", "outrider_field": tools}
+        if _NAME in render([system, user]) and _NAME not in render([other, user]):
+            return form
+    return None
+
+
+def with_message_tools(messages: Sequence[Message], tools: Sequence[Any], form: ToolsForm) -> list[Message]:
+    """Return a chat's messages with the tools in the first one, which becomes a system message if it is none."""
+    first: Message = {"role": "system", "content": ""}
+    others = list(messages)
+    if others and others[0]["role"] in SYSTEM_ROLES:
+        first = others.pop(0)
+    return [{**first, "tools": tools_of_message(tools, form)}, *others]
+
+
+def tools_of_message(tools: Sequence[Any], form: ToolsForm) -> Any:
+    """Return the value of a system message's `tools`."""
+    if form == "list":
+        return list(tools)
+    return json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
 
 
 def _call_form(render: Render, user: Message) -> tuple[str | None, ArgumentsForm]:

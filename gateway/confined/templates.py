@@ -89,6 +89,8 @@ def _probe(source: str, names: dict[str, Any]) -> dict[str, Any]:
         return text or render(messages, tools=[PROBE_TOOL], add_generation_prompt=False)
 
     shape = shape_of(render_probe)
+    if PROBE_TOOL["function"]["name"] in render([_MESSAGE], tools=[PROBE_TOOL], add_generation_prompt=True):
+        shape = replace(shape, message_tools=None)  # it reads the variable
     text = render([_MESSAGE], tools=None, add_generation_prompt=True)
     return asdict(replace(shape, marks_roles=text.strip() != _MESSAGE["content"]))
 

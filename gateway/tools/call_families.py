@@ -46,8 +46,8 @@ class CallFamily:
     between: str = ""
     closing: str = ""
     markers: tuple[str, ...] = ()
-    """Texts of which one announces calls anywhere in an output: the start of `opening`, or, where that is empty, of a
-    call. Empty: calls are found at the start of an output alone, by their form."""
+    """Texts of which one announces calls anywhere in an output: the start of `opening`, or, without that, of a call.
+    The grammar writes the first alone. Empty: calls are found at the start of an output alone, by their form."""
     is_bare: bool = False
     """Whether an output that begins with `bare_starts` may be calls without a marker. One call alone then has no
     `opening`."""
@@ -127,12 +127,15 @@ _SEP = "<｜tool▁sep｜>"
 _CALL_END = "<｜tool▁call▁end｜>"
 _DSML = "｜DSML｜"
 
-QWEN3_CODER = _tagged(
+QWEN3_CODER = CallFamily(
     "qwen3_coder",
-    "tool_call",
     XmlParameters("<function=NAME>\n", "<parameter=KEY>", "</parameter>\n", "</function>", has_lines=True),
-    ("<tool_call>", "<function=", "<parameter="),
-    parsers=("qwen3_xml", "qwen35_coder", "nemotron_v3", "step3p5"),
+    opening="<tool_call>\n",
+    between="\n</tool_call>\n<tool_call>\n",
+    closing="\n</tool_call>",
+    markers=("<tool_call>", "<function="),  # models often leave the tag out
+    in_template=(("<tool_call>", "<function=", "<parameter="),),
+    parsers=("qwen3_xml", "qwen35_coder", "nemotron_v3", "step3p5", "mimo"),
 )
 GLM = CallFamily(
     "glm45",
@@ -141,7 +144,7 @@ GLM = CallFamily(
     between="\n<tool_call>",
     markers=("<tool_call>",),
     in_template=(("</arg_key>\n<arg_value>",), ("</arg_key>\\n<arg_value>",)),
-    parsers=("glm4_moe",),
+    parsers=("glm4_moe", "ling3", "poolside_v1"),
 )
 GLM47 = CallFamily(
     "glm47",
@@ -359,13 +362,13 @@ GRANITE_20B = CallFamily(
     in_template=(("<function_call>",),),
 )
 PHI4 = _listed(
-    "phi4_mini_json",
+    "phi4",
     "<|tool_call|>[",
     "]<|/tool_call|>",
     ("<|tool_call|>", "<|/tool_call|>"),
     ("<|tool|>", "<|/tool|>"),
 )
-PHI4_FUNCTOOLS = _listed("phi4_functools", "functools[", "]")
+PHI4_FUNCTOOLS = _listed("phi4_mini_json", "functools[", "]")
 HUNYUAN = _listed("hunyuan_a13b", "<tool_calls>[", "]</tool_calls>", ("<tool_calls>",), parsers=("jamba",))
 MINIMAX_M1 = CallFamily(
     "minimax",

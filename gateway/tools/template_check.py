@@ -10,8 +10,9 @@ import json
 import sys
 from typing import Any
 
-from gateway.chat_template import FOR_TOOLS, template_of_files
+from gateway.chat_template import FOR_TOOLS, Variant, template_of_files
 from gateway.confined import templates
+from gateway.confined.template_shape import TemplateShape
 from gateway.tools.recognition import families_shown
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.processes.processes import write_event
@@ -28,9 +29,11 @@ def finding(task: dict[str, Any]) -> tuple[str, str, str]:
     source = file.named.get(FOR_TOOLS, file.source)
     try:
         reads = templates.work({"kind": "check", "source": source})
+        shape = templates.work({"kind": "probe", "source": source, "names": {}})
     except InvalidRequest as error:
         return "problem", f"{file.name} {error.message}", "give the gateway another template: --chat-template FILE"
-    families = families_shown(source, accepts_tools="tools" in reads)
+    template = Variant(source, frozenset(reads), TemplateShape(**shape))
+    families = families_shown(source, accepts_tools=template.accepts_tools)
     if families.unknown_tag:
         return "warning", families.describe(), _REMEDY
     return "ok", families.describe(), ""

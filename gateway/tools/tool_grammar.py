@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.grammars import MARKER_ID, error_of, schema_text
@@ -35,6 +35,8 @@ FREE = rf"FREE: /{_SPACE}(\[{_SPACE}\[(.|\n)*|(\[{_SPACE})?([^\s\x1c-\x1f{{\[](.
 objects."""
 FREE_OF_LISTS = rf"FREE: /{_SPACE}([^\s\x1c-\x1f\[](.|\n)*)?/"
 """Text that is no call in a family whose calls are a list: it begins with none."""
+_BETWEEN_TAGS = re.compile(r"(?<=>)\n(?=<\w+>)")
+"""The line break between the tag that closes a call and the one that opens the next. Some templates write none."""
 _TOKEN_ID = re.compile(r"(<\[\^?)\d+(\]>)")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -130,6 +132,9 @@ def _text_or_calls(request: ToolGrammarRequest, family: CallFamily, parts: Gramm
     if family.is_bare:
         text = "FREE"
         parts.rules.append(FREE_OF_LISTS if family.lists_one else FREE)
+    elif len(family.markers) > 1:
+        text = "UNMARKED"
+        parts.rules.append(_text_without(text, family.markers[1:]))
     marker = family.marker
     ways = [text]
     if marker is not None:
@@ -154,7 +159,11 @@ def _call_rules(offer: ToolOffer, family: CallFamily, kind: str, before: str, pa
         head = before + family.form.head(tool.name)
         if kind == "marked":
             head = head.removeprefix(family.marker or "")
-        names.append(f"{parts.spell(head)} {rest}")
+        heads = parts.spell(head)
+        joined = _BETWEEN_TAGS.sub("", head)
+        if kind == "further" and joined != head:
+            heads = f"({heads} | {parts.spell(joined)})"
+        names.append(f"{heads} {rest}")
     parts.rules.append(f"{kind}: {' | '.join(names)}")
     return kind
 
@@ -209,6 +218,12 @@ def _bounded_thought(max_tokens: int, end: str, parts: GrammarParts) -> str:
     parts.rules.append(rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*{text}(.|\n)*/")
     parts.rules.append(f"thought[max_tokens={max_tokens}]: THOUGHT")
     return f"thought {parts.spell(end)}"
+
+
+def _text_without(rule: str, markers: Sequence[str]) -> str:
+    """Return the rule of text that has none of the markers, which announce calls that no grammar would bind."""
+    banned = "|".join(re.escape(marker).replace("/", r"\/") for marker in markers)
+    return rf"{rule}: /(.|\n)*/ & ~/(.|\n)*({banned})(.|\n)*/"
 
 
 def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf, text: str = "TEXT") -> str:

@@ -16,7 +16,7 @@ from gateway.tools.call_families import BY_PARSER
 from tests.tool_forms.oracle import families_in, judge
 from tests.tool_forms.table import DOCUMENT, document, unexpected
 from tests.tool_forms.templates import PUBLIC, UNREAD, own_templates, public_templates
-from tests.tool_forms.vllm_readings import compare
+from tests.tool_forms.vllm_readings import Comparison, Explanations, compare, explain
 
 
 def main() -> int:
@@ -35,16 +35,16 @@ def main() -> int:
         verdicts.append((template, verdict))
         failures += unexpected(template, verdict)
         print(f"{template.family} {template.name}: {verdict.num_read} of {len(verdict.texts)} read", flush=True)
-    comparisons = {}
+    comparisons = dict[str, Comparison]()
+    explanations = Explanations()
     if args.vllm:
         comparisons = compare(args.vllm, verdicts)
-        for name, comparison in comparisons.items():
-            for answer, found in comparison.differences.items():
-                print(f"vLLM differs, {name}: {answer}: {found}")
+        explanations = explain(verdicts, comparisons)
+        failures += explanations.failures
     if args.templates:
         others, mistaken = _others(Path(args.templates))
         failures += mistaken
-        DOCUMENT.write_text(document(verdicts, comparisons, others), encoding="utf-8")
+        DOCUMENT.write_text(document(verdicts, comparisons, explanations.told, others), encoding="utf-8")
         print(f"wrote {DOCUMENT}")
     for failure in failures:
         print(f"failed: {failure}")

@@ -108,7 +108,7 @@ class Form:
             # the template may make several messages of it, or go on with the next one
             pieces = [piece for piece in text.split(each) if answer.calls[0].name in piece]
             if pieces and len(pieces[0]) < len(text):
-                text = _without_start(pieces[0], start, before).strip()
+                text = _without_start(pieces[0], start, start.strip().removeprefix(each), before).strip()
         if not all(call.name in text for call in answer.calls):
             return None
         return text

@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.tools.call_families import FAMILIES
 from tests.tool_forms.chats import ANSWERS
 from tests.tool_forms.oracle import CHECKS, Verdict
-from tests.tool_forms.templates import KNOWN, VLLM_DIFFERS, TemplateFile
+from tests.tool_forms.templates import KNOWN, TemplateFile
 from tests.tool_forms.vllm_readings import Comparison
 
 DOCUMENT = Path(__file__).parents[2] / "docs/reports/tool-forms.md"
@@ -27,7 +27,7 @@ Outrider:
   one byte and in those of a trained vocabulary, and refuse a call with a wrong argument, and text in place of a call.
 - history: the template takes the calls back, with a tool's result, from OpenAI's messages.
 - template oracle: answers that were read, of those that the template writes.
-- vLLM oracle: answers of which vLLM's parser read the same calls, whole and streamed.
+- vLLM oracle: answers of which the parsers of vLLM 0.32.0 read these calls, whole and streamed.
 
 `differs` means that the template writes past calls in another way than its models write new ones; the sentence stands
 below.
@@ -49,9 +49,16 @@ def unexpected(template: TemplateFile, verdict: Verdict) -> list[str]:
 
 
 def document(
-    verdicts: Sequence[tuple[TemplateFile, Verdict]], comparisons: Mapping[str, Comparison], others: Sequence[str]
+    verdicts: Sequence[tuple[TemplateFile, Verdict]],
+    comparisons: Mapping[str, Comparison],
+    explanations: Sequence[str],
+    others: Sequence[str],
 ) -> str:
-    """Return the document. `others`: sentences about templates of no family."""
+    """Return the document.
+
+    `comparisons`: what vLLM read, by the template's name. `explanations`: sentences about where it differs. `others`:
+    sentences about templates of no family.
+    """
     columns = ["family", "template", *CHECKS, "template oracle", "vLLM oracle"]
     lines = [HEAD.format(num_answers=len(ANSWERS)), f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for family in FAMILIES:
@@ -65,7 +72,7 @@ def document(
     lines += [f"- {name}: {why}" for name, (_, why) in KNOWN.items() if name in names]
     if comparisons:
         lines += ["", "## Where vLLM differs", ""]
-        lines += [f"- {place}: {why}" for place, why in VLLM_DIFFERS.items()]
+        lines += [f"- {sentence}" for sentence in explanations]
     lines += ["", "## Templates of no family", "", *(f"- {sentence}" for sentence in others)]
     lines += [
         "",
@@ -91,5 +98,5 @@ def _row(template: TemplateFile, verdict: Verdict, comparisons: Mapping[str, Com
         oracle = "writes no calls"
     vllm = "not run"
     if template.name in comparisons:
-        vllm = comparisons[template.name].told(template)
+        vllm = comparisons[template.name].told()
     return f"| `{template.family}` | {template.name} | {' | '.join(words)} | {oracle} | {vllm} |"

@@ -56,7 +56,8 @@ PUBLIC: Mapping[str, Sequence[str]] = {
         "vllm-tool_chat_template_llama3.2_pythonic",
         "vllm-tool_chat_template_toolace",
     ),
-    "phi4_functools": ("vllm-tool_chat_template_phi4_mini",),
+    "phi4": ("gguf-phi4-mini-3.8b", "gguf-phi4-mini-reasoning-3.8b"),
+    "phi4_mini_json": ("vllm-tool_chat_template_phi4_mini",),
     "granite": ("vllm-tool_chat_template_granite", "ibm-granite-granite-3.3-2B-Instruct"),
     "granite-20b-fc": ("vllm-tool_chat_template_granite_20b_fc",),
     "minimax": ("MiniMax-M1",),
@@ -76,6 +77,7 @@ PUBLIC: Mapping[str, Sequence[str]] = {
         "MiMo-VL",
         "Reka-Edge",
         "vllm-tool_chat_template_hermes",
+        "HuggingFaceTB-SmolLM3-3B-tools",
     ),
     "llama3_json": (
         "meta-llama-Llama-3.1-8B-Instruct",
@@ -102,7 +104,6 @@ UNREAD = (
 """Public templates that write calls in a form of no family: it has to be said."""
 _PYTHON = "The template prints lists and objects as Python does; that is read, and the grammar writes JSON."
 _CHANGES = "It changes a list, which the sandbox of templates refuses, as that of transformers does."
-_BETWEEN = "The template has no line break between two calls; that is read, and the grammar writes one."
 _INDENTED = "The template indents past calls, which the models write on a line; indented ones are read."
 _SPACES = "The template writes white space of its own source between past calls; it is read."
 _QUOTED = (
@@ -121,8 +122,10 @@ KNOWN: Mapping[str, tuple[Sequence[str], str]] = {
     ),
     "Kimi-K2-Instruct": ((), _CHANGES),
     "Kimi-K2-Thinking": ((), _CHANGES),
-    "StepFun3.5-Flash": (("required",), _BETWEEN),
-    "Reka-Edge": (("required",), _BETWEEN),
+    "Reka-Edge": (
+        ("required",),
+        "The template escapes letters beyond ASCII in past calls; that is read, and the grammar writes letters.",
+    ),
     "vllm-tool_chat_template_llama4_json": (
         ("required",),
         "Two calls follow each other; the grammar writes a semicolon.",
@@ -136,14 +139,16 @@ KNOWN: Mapping[str, tuple[Sequence[str], str]] = {
     "vllm-tool_chat_template_llama4_pythonic": (("read", "required", "strict"), _QUOTED + " A quote within is bare."),
     "vllm-tool_chat_template_gemma3_pythonic": (
         ("read", "required"),
-        "The template has no comma between past arguments, and its prompt asks for commas: those are read.",
+        "The template has no comma between past arguments and writes lists and objects as JSON; its prompt asks for "
+        "commas and for Python: that is read.",
     ),
     "vllm-tool_chat_template_llama3.2_pythonic": (("read", "required"), _UNQUOTED),
     "vllm-tool_chat_template_toolace": (("read", "required"), _UNQUOTED),
     "LFM2.5-8B-A1B": (
         ("read", "required"),
         "The template puts past strings in single quotes and leaves a quote, a line break and a backslash inside as "
-        "they are, which is no Python.",
+        "they are, which is no Python. It writes lists and objects as JSON; that is read, and the grammar writes "
+        "Python.",
     ),
     "gguf-llama4-latest": (
         ("required", "strict"),
@@ -162,16 +167,6 @@ KNOWN: Mapping[str, tuple[Sequence[str], str]] = {
     ),
 }
 """Checks that a public template does not pass, and why that is right: what its models write is another text."""
-VLLM_DIFFERS: Mapping[str, str] = {}
-"""Answers, as `template: answer`, that vLLM's parser reads differently, and who is right."""
-VLLM_PARSERS: Mapping[str, str] = {
-    "json": "xlam",
-    "mistral_args": "mistral",
-    "mistral_call_id": "mistral",
-    "mistral_spaced": "mistral",
-    "cohere_command": "cohere_command3",
-}
-"""Names of vLLM's parsers for families that vLLM calls otherwise."""
 
 
 @dataclass(frozen=True)

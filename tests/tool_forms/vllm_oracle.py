@@ -7,10 +7,8 @@ It runs in vLLM's environment, which `make peers` installs, and imports nothing 
     {"cases": [{"id": "1", "parser": "hermes", "text": "<tool_call>...", "tools": [...], "vocabulary": [...]}]}
     {"results": [{"id": "1", "whole": {"content": null, "calls": [{"name": "f", "arguments": "{}"}]}, "streamed": ...}]}
 
-`vocabulary`: the texts that are one token each. A case may also have `reasoning_parser` (`parser` may then be null),
-`prompt`, the end of the rendered chat, and `is_cut`, whether a limit of tokens ended the text; without it a token that
-has no text ends the output. `reasoning` stands in results of cases with a parser of it. `openai` reads tokens
-of gpt-oss, whatever the vocabulary: they come with the package openai-harmony.
+`vocabulary`: the texts that are one token each. `openai` reads tokens of gpt-oss, whatever the vocabulary: they come
+with the package openai-harmony.
 
 The texts go through what vLLM's server calls, `Parser.parse` and `Parser.parse_delta`, the latter a token at a time: a
 byte, or a text of the vocabulary. `{"error": ...}` stands for what raised.
@@ -22,7 +20,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -36,23 +34,10 @@ def main() -> int:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     results = [result_of(case) for case in cases]
-    json.dump({**installed(), "results": results}, output)
+    json.dump({"results": results}, output)
     output.write("\n")
     output.close()
     return 0
-
-
-def installed() -> dict[str, Any]:
-    """Return the version of vLLM, and the names of its parsers of tool calls and of reasoning."""
-    import vllm
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-
-    return {
-        "version": vllm.__version__,
-        "parsers": ToolParserManager.list_registered(),
-        "reasoning_parsers": ReasoningParserManager.list_registered(),
-    }
 
 
 def result_of(case: dict[str, Any]) -> dict[str, Any]:
@@ -72,81 +57,56 @@ def _or_error(case: dict[str, Any], read: Callable[[dict[str, Any]], dict[str, A
 
 def read_whole(case: dict[str, Any]) -> dict[str, Any]:
     """Read the text as an answer that is not streamed."""
-    parser, request, prompt_ids = _parser_of(case)
-    parser.set_prompt_token_ids(prompt_ids)
-    reasoning, content, calls = parser.parse(
+    parser, request = _parser_of(case)
+    parser.set_prompt_token_ids([])
+    _, content, calls = parser.parse(
         case["text"], request, enable_auto_tools=True, model_output_token_ids=_output_ids(case)
     )
     found = [{"name": call.name, "arguments": call.arguments} for call in calls or ()]
-    return _answer(case, reasoning, content, found)
+    return {"content": content or None, "calls": found}
 
 
 def read_streamed(case: dict[str, Any]) -> dict[str, Any]:
     """Read the text a token at a time, and join what each returned."""
     from tokenizers.decoders import DecodeStream
 
-    parser, request, prompt_ids = _parser_of(case)
+    parser, request = _parser_of(case)
     tokenizer = tokenizer_of(tuple(case["vocabulary"]))
     ids = _output_ids(case)
     stream = DecodeStream(skip_special_tokens=False)
     content = ""
-    reasoning = ""
     calls = dict[int, dict[str, str]]()
     for number, token_id in enumerate(ids):
         text = ""
         if token_id != tokenizer.eos_token_id and not _is_harmony(case):
             text = stream.step(tokenizer.backend_tokenizer, token_id) or ""
         is_last = number == len(ids) - 1
-        delta = parser.parse_delta(text, [token_id], request, prompt_token_ids=prompt_ids, finished=is_last)
+        delta = parser.parse_delta(text, [token_id], request, prompt_token_ids=[], finished=is_last)
         if delta is None:
             continue
         content += delta.content or ""
-        reasoning += delta.reasoning or ""
         for part in delta.tool_calls or ():
             call = calls.setdefault(part.index, {"name": "", "arguments": ""})
             if part.function is not None:
                 call["name"] += part.function.name or ""
                 call["arguments"] += part.function.arguments or ""
-    found = [calls[index] for index in sorted(calls)]
-    return _answer(case, reasoning, content, found)
+    return {"content": content or None, "calls": [calls[index] for index in sorted(calls)]}
 
 
-def _answer(
-    case: dict[str, Any], reasoning: str | None, content: str | None, calls: Sequence[dict[str, str]]
-) -> dict[str, Any]:
-    answer: dict[str, Any] = {"content": content or None, "calls": list(calls)}
-    if case.get("reasoning_parser"):
-        answer["reasoning"] = reasoning or None
-    return answer
-
-
-def _parser_of(case: dict[str, Any]) -> tuple[Any, Any, list[int]]:
-    """Return vLLM's parser of a case, the request that it reads for, and the ids of the prompt."""
+def _parser_of(case: dict[str, Any]) -> tuple[Any, Any]:
+    """Return vLLM's parser of a case, and the request that it reads for."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.parser import ParserManager
 
-    _check_names(case)
-    options: dict[str, Any] = {}
-    if case["tools"]:
-        options = {"tools": case["tools"], "tool_choice": "auto"}
-    request = ChatCompletionRequest(model="model", messages=[{"role": "user", "content": "Hello."}], **options)
-    tokenizer = tokenizer_of(tuple(case["vocabulary"]))
+    request = ChatCompletionRequest(
+        model="model", messages=[{"role": "user", "content": "Hello."}], tools=case["tools"], tool_choice="auto"
+    )
     parser_class = ParserManager.get_parser(
-        tool_parser_name=case["parser"],
-        reasoning_parser_name=case.get("reasoning_parser"),
-        enable_auto_tools=True,
-        is_harmony=_is_harmony(case),
+        tool_parser_name=case["parser"], enable_auto_tools=True, is_harmony=_is_harmony(case)
     )
     assert parser_class is not None
-    parser = parser_class(tokenizer, request.tools, chat_template_kwargs={}, model_config=None)
-    return parser, request, tokenizer.encode(case.get("prompt", ""))
-
-
-def _check_names(case: dict[str, Any]) -> None:
-    known = installed()
-    for name, kind in ((case["parser"], "parsers"), (case.get("reasoning_parser"), "reasoning_parsers")):
-        if name is not None and name not in known[kind]:
-            raise ValueError(f"vLLM {known['version']} has no {name!r} among its {kind}")
+    tokenizer = tokenizer_of(tuple(case["vocabulary"]))
+    return parser_class(tokenizer, request.tools, chat_template_kwargs={}, model_config=None), request
 
 
 @cache
@@ -165,7 +125,7 @@ def tokenizer_of(vocabulary: tuple[str, ...]) -> Any:
 
 
 def _is_harmony(case: dict[str, Any]) -> bool:
-    return case["parser"] == "openai" or case.get("reasoning_parser") == "openai_gptoss"
+    return bool(case["parser"] == "openai")
 
 
 def _output_ids(case: dict[str, Any]) -> list[int]:
@@ -174,10 +134,7 @@ def _output_ids(case: dict[str, Any]) -> list[int]:
 
         return list(get_encoding().encode(case["text"], allowed_special="all"))
     tokenizer = tokenizer_of(tuple(case["vocabulary"]))
-    ids: list[int] = tokenizer.encode(case["text"], add_special_tokens=False)
-    if not case.get("is_cut", False):
-        ids.append(tokenizer.eos_token_id)
-    return ids
+    return [*tokenizer.encode(case["text"], add_special_tokens=False), tokenizer.eos_token_id]
 
 
 if __name__ == "__main__":

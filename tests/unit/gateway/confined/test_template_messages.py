@@ -79,6 +79,16 @@ async def test_the_template_named_tool_use_is_taken_for_tools() -> None:
     assert template.accepts_tools and not inline_template("{{ messages }} tools").accepts_tools
 
 
+async def test_tools_in_a_system_message_stay_where_messages_are_rewritten() -> None:
+    source = (
+        "{% for m in messages %}{% if loop.previtem and m.role == loop.previtem.role %}{{ raise_exception('roles') }}"
+        "{% endif %}[{{ m.role }}]{{ m.content }}{% for tool in m.tools or [] %}<{{ tool.function.name }}>{% endfor %}"
+        "{% endfor %}"
+    )
+    text = await inline_template(source).render([USER, USER], False, {}, [ADD.for_template()], max_chars=1000)
+    assert text == "[system]<add-2>[user]a\n\na"
+
+
 async def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result() -> None:
     source = (
         "{% for message in messages %}{% if message.tool_calls %}{% if message.tool_calls | length > 1 %}"

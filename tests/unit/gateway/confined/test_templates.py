@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from gateway.tokenizer import read_tokenizer
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.wire.errors import InvalidRequest
-from tests.rendering import InlineRenderers
+from tests.rendering import InlineRenderers, inline_template
 from tests.service.scripted_generator import DEMO
 from tests.unit.gateway.confined.kinds import TOOL, expected, loop, rendered
 
@@ -187,3 +187,40 @@ async def test_named_templates_and_tokens_of_a_folder(tmp_path: Path, form: str)
     for tools in ([TOOL], None):
         text = theirs.apply_chat_template([USER], tools=tools, tokenize=False, add_generation_prompt=True)
         assert await rendered(ours, [USER], tools=tools) == text
+
+
+IN_LIST = "{% if m.tools %}{% for tool in m.tools %}<{{ tool.function.name }}>{% endfor %}{% endif %}"
+IN_TEXT = "{% if 'tools' in m and m['tools'] is not none %}{{ '<' + m['tools'] + '>' }}{% endif %}"
+XML_TOOLS = "{% for tool in xml_tools or [] %}<{{ tool.name }}>{% endfor %}"
+SYSTEM = {"role": "system", "content": "Be brief."}
+HELLO = {"role": "user", "content": "Hello."}
+
+
+@pytest.mark.parametrize(
+    ("source", "shown", "shown_alone"),
+    [
+        (loop("{{ m.content }}" + IN_LIST), "[system]Be brief.<weather>[user]Hello.", "[system]<weather>[user]Hello."),
+        (
+            loop("{{ m.content }}" + IN_TEXT),
+            f"[system]Be brief.<{json.dumps([TOOL['function']])}>[user]Hello.",
+            f"[system]<{json.dumps([TOOL['function']])}>[user]Hello.",
+        ),
+        (XML_TOOLS + loop("{{ m.content }}"), "<weather>[system]Be brief.[user]Hello.", "<weather>[user]Hello."),
+        (
+            "{{ tools[0].function.name if tools }}" + loop("{{ m.content }}" + IN_LIST),
+            "weather[system]Be brief.[user]Hello.",
+            "weather[user]Hello.",
+        ),
+    ],
+    ids=["a list in the system message", "a text in the system message", "another variable", "tools, not a message's"],
+)
+async def test_tools_are_where_a_template_reads_them(source: str, shown: str, shown_alone: str) -> None:
+    template = inline_template(source)
+    assert template.accepts_tools
+    assert await template.render([SYSTEM, HELLO], False, {}, [TOOL], max_chars=1000) == shown
+    assert await template.render([HELLO], False, {}, [TOOL], max_chars=1000) == shown_alone
+    assert await template.render([HELLO], False, {}, max_chars=1000) == "[user]Hello."
+
+
+def test_a_template_that_writes_whole_messages_reads_no_tools_there() -> None:
+    assert not inline_template("{{ messages | tojson }}").accepts_tools

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tools.call_families import FAMILIES, HERMES, JSON, CallFamily
+from gateway.tools.call_families import FAMILIES, HERMES, JSON, QWEN3_CODER, CallFamily
 from gateway.tools.cursor import MAX_SPACE
 from gateway.tools.parts import Content, Reasoning
 from gateway.tools.reader import CallReader
@@ -63,6 +63,19 @@ def test_every_cut_and_each_character_alone_reads_the_same(family: CallFamily) -
     assert told(read(family, list(text), schemas=TYPED)) == whole
     for cut in range(len(text) + 1):
         assert told(read(family, [text[:cut], text[cut:]], schemas=TYPED)) == whole, cut
+
+
+@pytest.mark.parametrize("has_end", [True, False], ids=["with the closing tag", "with no tag at all"])
+def test_a_call_of_qwen3_coder_needs_no_opening_tag(has_end: bool) -> None:
+    call, closing = written(QWEN3_CODER, EXAMPLE[1:]).removeprefix("<tool_call>\n"), "\n</tool_call>"
+    if not has_end:
+        call = call.removesuffix(closing)
+    for text, count in (("Well. ", 1), ("a <function=x> b\n", 2)):
+        whole = one(QWEN3_CODER, text + "\n".join([call] * count), schemas=TYPED)
+        assert (whole[0], objects(whole[2])) == (text.rstrip(), objects(EXAMPLE[1:] * count))
+        answer = text + "\n".join([call] * count)
+        for pieces in (list(answer), *([answer[:cut], answer[cut:]] for cut in range(len(answer)))):
+            assert told(read(QWEN3_CODER, pieces, schemas=TYPED)) == whole
 
 
 NOISE = [

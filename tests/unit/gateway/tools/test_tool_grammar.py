@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from gateway.grammars import create_schema_grammar
 from gateway.rounds.detokenizer import Detokenizer
 from gateway.tokenizer import Tokenizer
-from gateway.tools.call_families import FAMILIES, HERMES, CallFamily
+from gateway.tools.call_families import FAMILIES, HERMES, QWEN3_CODER, CallFamily
 from gateway.tools.offer import Tool, ToolOffer, offer_of
 from gateway.tools.reading import grammar_request, reading_of
 from gateway.tools.tool_grammar import MAX_CALLS, tool_grammar
@@ -62,6 +62,21 @@ def test_under_auto_text_is_free_and_strict_calls_are_bound(family: CallFamily, 
     _, grammar = planned(offer_of([WEATHER, ADD], "auto", False), control=control, family=family)
     assert takes(grammar, f"Well, {written(family, [ADDED])}", control)
     assert not takes(grammar, written(family, [ADDED, ADDED]), control)
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
+@pytest.mark.parametrize("family", [HERMES, QWEN3_CODER], ids=lambda family: family.name)
+def test_a_line_break_between_the_tags_of_two_calls_is_optional(family: CallFamily, control: bool) -> None:
+    _, grammar = planned(offer_of([WEATHER], "required", None), control=control, family=family)
+    two = written(family, [ROME, ROME])
+    assert takes(grammar, two.replace("</tool_call>\n<tool_call>", "</tool_call><tool_call>"), control)
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if len(each.markers) > 1], ids=lambda each: each.name)
+def test_under_auto_calls_begin_with_the_first_marker_alone(family: CallFamily) -> None:
+    _, grammar = planned(offer_of([WEATHER], "auto", None), family=family)
+    for marker in family.markers[1:]:
+        assert takes(grammar, f"Well, {marker[:-1]}") and not takes(grammar, f"Well, {marker}weather")
 
 
 @pytest.mark.parametrize("control", [False, True], ids=["markers are text", "markers are tokens"])
