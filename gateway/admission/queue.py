@@ -65,10 +65,10 @@ class QueueEstimate:
             self._mean_s += (held_s - self._mean_s) / min(self._num_ended, MEMORY)
 
     def service_s(self) -> float:
-        """Return the mean time that a choice runs, in seconds; 0 while no choice has ended yet.
+        """Return an estimate of how long a choice holds its place, in seconds; 0 before the first choice.
 
-        While the running choices have run longer than that on average, their average is returned. When workers hang, no
-        choice ends, and the mean of those that ended would be too small.
+        It is the mean of the choices that have ended, or the mean time that the running ones have held their places,
+        whichever is longer. So it grows when workers hang and no choice ends.
         """
         if not self._num_running:
             return self._mean_s
@@ -138,9 +138,9 @@ class AdmissionQueue:
         self.change(num_choices, caller, weight)
 
     def change(self, by: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Add `by` to the number of admitted choices of a caller, without checking a limit. A negative `by` takes off.
+        """Add `by` to the number of admitted choices of a caller, without checking a limit. `by` may be negative.
 
-        weight: of the caller, as its API key has it; its share of the places is proportional to it.
+        weight: weight of the caller's API key. The caller's share of the places is proportional to it.
         """
         self.num_admitted += by
         count = self._admitted.pop(caller, (0, weight))[0] + by
@@ -216,7 +216,7 @@ class AdmissionQueue:
             raise
 
     def release(self, scheduling: Scheduling) -> None:
-        """Free the place of a choice that has ended, for the next that waits."""
+        """Free the place of a choice that has ended. The next waiting choice gets it."""
         self.num_running -= 1
         self._num_held[scheduling.caller] -= 1
         self._num_held += Counter()  # forgets those that hold none

@@ -32,11 +32,11 @@ MAX_WAIT_S = 10.0
 """Maximal time for which a request waits for a process, in seconds: ten pieces of work at the default limit of one
 second."""
 STALLED = 10
-"""Limit of a piece of work in elapsed time, in seconds for each second of its limit in CPU time. 20 busy processes on
-two cores need that much."""
+"""Factor on the limit of CPU time of a piece of work. The product limits its elapsed time. 20 busy processes on two
+cores need ten times their CPU time."""
 MIN_STALLED_S = 10.0
-"""Smallest limit of a piece of work in elapsed time, in seconds: STALLED at the default limit, one second of CPU time.
-"""
+"""Smallest limit of the elapsed time of a piece of work, in seconds: STALLED times the default limit of CPU time, which
+is one second."""
 RETRY_S = 1.0
 """Seconds after which a request that got no process may be sent again: one piece of work at the default limit."""
 START_PAUSE_S = 0.1

@@ -42,7 +42,7 @@ class DraftAssignment:
         """Name of the draft that was left because it failed; None without one."""
 
     def may_stay(self, target: TargetMember) -> bool:
-        """Return whether the request keeps its draft, or has none."""
+        """Return False if the request has a draft that must be replaced for this target, else True."""
         draft = self.member
         if draft is None:
             return True

@@ -135,7 +135,8 @@ class Verification:
     def begin_lease(self, target: Connection, *, drafted: Sequence[bool]) -> None:
         """Begin a lease at the committed tokens, with new tickets. Tokens that the target made beyond them are dropped.
 
-        drafted: for each draft, whether the committed tokens are about to be sent to it. It has at least one entry.
+        drafted: for each draft of the choice, whether the committed tokens are about to be sent to its worker. It has
+        at least one entry, even if no worker drafts.
         """
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
@@ -195,7 +196,7 @@ class Verification:
     def extend(self, target: Connection) -> None:
         """Send an Extend if at least half of TOKENS_AHEAD is used up, so that the target may run further.
 
-        # TOKENS_AHEAD 130, extended to length 330 when 200 tokens were committed: the next time at 265
+        # TOKENS_AHEAD 130, and the last Extend allowed 330 tokens: the next is sent once 265 are committed
         """
         lease_end_len = self._session.committed_len + TOKENS_AHEAD
         if 2 * (lease_end_len - self._lease_end_len) < TOKENS_AHEAD:
@@ -205,7 +206,10 @@ class Verification:
         target.send(tpb.TargetRequest(extend=extend))
 
     def end_lease(self) -> int:
-        """End the lease: no more verdicts are used. Return the number of tokens in verdicts that had arrived unused."""
+        """End the lease: no more verdicts are used.
+
+        Return the number of tokens in verdicts that had arrived and are dropped.
+        """
         verdicts = self._verdicts
         self._verdicts = None
         if verdicts is None:

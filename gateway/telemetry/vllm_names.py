@@ -24,7 +24,8 @@ ENGINE = "0"
 targets."""
 FAILED = "error"
 ABORTED = "abort"
-"""Values of the label `finished_reason` for choices that ended with an error, or because the client left."""
+"""FAILED and ABORTED are values of the label `finished_reason`: for choices that ended with an error, and for choices
+whose client left."""
 _TOKENS = tuple(2**power for power in range(18))
 
 
@@ -110,7 +111,7 @@ class ChoiceSeries:
         self._between_outputs.labels(model, ENGINE).observe(seconds)
 
     def note_failure(self, model: str, reason: str) -> None:
-        """Count a choice that did not end well. reason: FAILED or LEFT."""
+        """Count a choice that did not end well. reason: FAILED or ABORTED."""
         self._ended.labels(model, ENGINE, reason).inc()
 
     def note(self, model: str, reason: FinishReason, usage: ChoiceUsage, times: ChoiceTimes) -> None:

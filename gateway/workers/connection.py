@@ -48,7 +48,7 @@ class WorkerSlot:
     def note_opened(self, connection: Connection, committed_len: int, target_epoch: int = 0) -> None:
         """Record that the slot was opened on `connection` with `committed_len` tokens.
 
-        target_epoch: see `is_open_on`.
+        target_epoch: for a draft slot, the epoch of the target to which it delivers; 0 for a target slot.
         """
         self._connection = connection
         self._target_epoch = target_epoch

@@ -46,7 +46,8 @@ itself there."""
 POLL_S = 0.5
 """Seconds between two polls of a worker that has work from this gateway."""
 IDLE_POLL_S = 1.0
-"""Seconds between two polls of a worker without work: half of the `NOTICE_S` for which a draining worker waits."""
+"""Seconds between two polls of a worker without work. A worker that begins to drain waits for two such polls, so that
+every gateway notices it."""
 POLL_TIMEOUT_S = 1.0
 """Timeout of one poll of a worker, in seconds."""
 RTT_GAIN = 1 / 8

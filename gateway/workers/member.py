@@ -49,7 +49,10 @@ class SlotQueue:
         self._freed.set()
 
     async def enter(self, try_open: Callable[[], Awaitable[bool]]) -> None:
-        """Wait in line until `try_open` opens a slot and returns True. Errors that it raises leave the line."""
+        """Wait in line until `try_open` opens a slot and returns True.
+
+        If `try_open` raises an error, the request leaves the line and the error is passed on.
+        """
         if not self._line.locked() and await try_open():
             return
         async with self._line:  # asyncio's lock is fair
@@ -83,7 +86,7 @@ class Member:
         self.link = link
         self.health = Health()
         self.num_requests = 0
-        """Number of requests that this gateway has placed on the worker."""
+        """Number of requests of this gateway that are placed on the worker now: they run there or wait for a slot."""
         self._max_requests = 0
         """Largest number of requests of this gateway on the worker at one time since the last poll."""
         self._num_others = 0
@@ -113,12 +116,14 @@ class Member:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a request may be placed on the worker, whatever other workers there are."""
+        """Whether a request may be placed on the worker: it is connected, does not drain, and its health allows it."""
         return self.connection is not None and not self.is_draining and self.health.is_usable
 
     @property
     def is_usable_alone(self) -> bool:
-        """Whether a request may be placed on the worker if no other worker is `is_usable`."""
+        """Whether a request may be placed on the worker if no other worker is `is_usable`. A worker that is down is
+        then tried again sooner.
+        """
         return self.connection is not None and not self.is_draining and self.health.is_usable_alone
 
     @property

@@ -19,7 +19,7 @@ Role = Literal["target", "draft"]
 _ROLES: dict[int, Role] = {rpb.ROLE_TARGET: "target", rpb.ROLE_DRAFT: "draft"}
 TARGETS = "target"
 DRAFTS = "draft"
-"""Names of the target pool and of the draft pool on a command line without pool names."""
+"""TARGETS and DRAFTS are the names of the target pool and the draft pool of a command line that names no pools."""
 DNS = "dns:///"
 """Prefix of a host:port on the command line. Each IP address of the host is then one worker."""
 _POOL_NAME = re.compile(r"[^=,;:\s]+")
@@ -70,7 +70,10 @@ class Membership:
 
 
 def from_config(config: GatewayConfig) -> Membership:
-    """Return the membership that a command line lists. Raises ConfigError for lists that do not fit together."""
+    """Return the pools and workers that the settings `target`, `draft` and `target_for_draft` list.
+
+    Raises ConfigError if they do not fit together.
+    """
     pool, of_target = _pool_name("target", config.target or "")
     pool = pool or TARGETS
     targets = _addresses("target", of_target)

@@ -31,7 +31,9 @@ class RoundSeries:
         which they left."""
 
     def label_of(self, draft: DraftMember | None) -> str:
-        """Return the value of the label `draft` for a draft; for None that of the draft that connected last."""
+        """Return the value of the label `draft` for a draft. Without a draft, return that of the draft that connected
+        last.
+        """
         if draft is None:
             return self._last_label
         return self._labels().get(draft.name, self._last_label)
