@@ -196,7 +196,9 @@ class ChoiceUsage:
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Number of output tokens from rounds with draft tokens. Each step without them makes one output token."""
+        """Number of output tokens from rounds with draft tokens: all output tokens less one for each step without draft
+        tokens.
+        """
         return max(0, self.num_completion_tokens - self.num_plain_steps)
 
     @property
@@ -298,7 +300,7 @@ class Generator(Protocol):
     def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
         """Take `num_choices` places in a model's queue for a caller, all or none, before any expensive work.
 
-        Raises Overloaded or Unavailable.
+        caller, weight: digest and weight of the caller's API key. Raises Overloaded or Unavailable.
         """
 
 

@@ -38,8 +38,7 @@ class TextBounds:
     max_token_chars: int | None
     """Maximal number of characters that become one token; None if there is no limit."""
     drops_spaces: bool
-    """Whether white space may be dropped by the tokenizer, so that only other characters count for `max_token_chars`.
-    """
+    """Whether the tokenizer may drop white space. If so, only other characters count for `max_token_chars`."""
     splits_at_spaces: bool
     """Whether a text may be cut before a space between two letters, and its parts tokenised one by one, with the same
     result."""

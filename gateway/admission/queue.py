@@ -22,8 +22,9 @@ from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 from outrider.wire.settings.config import GatewayConfig
 
 BURST_S = 0.25
-"""Seconds after an almost idle moment during which the whole queue may be used, because arrivals count as one burst.
-That is long enough for what one caller sends at once, and too short for a constant load of many callers."""
+"""Seconds after an almost idle moment during which arrivals count as one burst and may fill the whole queue, however
+long they will wait. That is long enough for what one caller sends at once, and too short for a constant load of many
+callers."""
 CALM_S = 1.0
 """Seconds after which an overload counts as over, if no request has arrived while all places were taken."""
 MIN_RETRY_S = 1.0
@@ -131,7 +132,8 @@ class AdmissionQueue:
     def admit(self, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> None:
         """Admit `num_choices` more choices of a caller.
 
-        Raises Overloaded, with the seconds after which to retry, if they cannot be admitted.
+        caller, weight: digest and weight of the caller's API key. Raises Overloaded, with the seconds after which to
+        retry, if the choices cannot be admitted.
         """
         if not self._is_within_share(num_choices, caller, weight):
             self._check(num_choices)

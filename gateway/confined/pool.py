@@ -32,13 +32,14 @@ MAX_WAIT_S = 10.0
 """Maximal time for which a request waits for a process, in seconds: ten pieces of work at the default limit of one
 second."""
 STALLED = 10
-"""Factor on the limit of CPU time of a piece of work. The product limits its elapsed time. 20 busy processes on two
-cores need ten times their CPU time."""
+"""A piece of work may take STALLED times its limit of CPU time in elapsed time. 20 busy processes on two cores need
+that much."""
 MIN_STALLED_S = 10.0
 """Smallest limit of the elapsed time of a piece of work, in seconds: STALLED times the default limit of CPU time, which
 is one second."""
 RETRY_S = 1.0
-"""Seconds after which a request that got no process may be sent again: one piece of work at the default limit."""
+"""Seconds after which a request that got no process may be sent again. A piece of work takes at most as much CPU time
+at the default limit."""
 START_PAUSE_S = 0.1
 """Seconds between a failed start of a process and the next attempt. Each further pause is twice as long. A start takes
 0.1 to 0.5 s."""

@@ -37,7 +37,7 @@ class DraftAssignment:
         self._is_full = False
         """Whether the draft had no slot for the request, so that decoding without a draft would be better."""
         self.has_misbehaved = False
-        """Whether the draft sent an invalid delivery or failed, so that its further deliveries must not be used."""
+        """Whether the draft sent an invalid delivery or failed. Its further deliveries must then not be used."""
         self._avoid: str | None = None
         """Name of the draft that was left because it failed; None without one."""
 

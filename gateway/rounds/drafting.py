@@ -89,7 +89,7 @@ class DraftSession:
     def place(self, target: TargetMember) -> bool:
         """Keep the assigned draft, or assign another for this target.
 
-        Return whether the previous draft misbehaved, so that its deliveries must no longer be used.
+        Return whether the previous draft misbehaved. Its deliveries must then no longer be used.
         """
         self._read_errors()
         if self.member is not None and self._is_paused:
@@ -140,7 +140,7 @@ class DraftSession:
 
     @property
     def is_active(self) -> bool:
-        """Whether committed tokens are sent to a draft, so that deliveries can be expected."""
+        """Whether committed tokens are sent to a draft. Only then can deliveries be expected."""
         return self.connection is not None and not self._is_paused
 
     def is_ticket_reused(self, ticket: int, target: Connection) -> bool:

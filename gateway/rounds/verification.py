@@ -33,8 +33,8 @@ log = get_logger(__name__)
 REOPENED = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
 """Error codes after which the slot is opened again and the round repeated."""
 MAX_FAULTS = 2
-"""Number of faults in a row after which a request fails, so that a request that no target can run does not try them
-all."""
+"""Number of failures of targets in a row (internal errors or invalid verdicts) after which a request fails. A request
+that no target can run then does not reach all of them."""
 TOKENS_AHEAD = 2 * (MAX_DRAFT_TOKENS + 1)
 """Number of tokens that a target may commit beyond the last verdict that the gateway has used. It is enough for two
 steps with the longest draft, so that the target can run one while the verdict of the other is on its way."""
@@ -129,7 +129,7 @@ class Verification:
 
     @property
     def has_lease(self) -> bool:
-        """Whether the target has a lease for the choice, so that it steps and sends verdicts."""
+        """Whether the target has a lease for the choice. Only with a lease does it step and send verdicts."""
         return self._verdicts is not None
 
     def begin_lease(self, target: Connection, *, drafted: Sequence[bool]) -> None:

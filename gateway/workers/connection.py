@@ -179,5 +179,5 @@ class Connection:
         return self._owes_step or len(self._pending) > 0
 
     def note_step(self) -> None:
-        """Record that the worker has made a step, so that it owes none."""
+        """Record that the worker has made a step. It then owes none."""
         self._owes_step = False

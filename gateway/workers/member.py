@@ -271,7 +271,7 @@ class DraftMember(Member):
 
     @property
     def state(self) -> State:
-        """State of the draft, in which its pairing checks count too.
+        """State of the draft, which also depends on its pairing checks.
 
         A draft that reads hidden states is LOST until a check with some target has finished. A draft is REFUSED if it
         fits none of the targets with which it was checked.

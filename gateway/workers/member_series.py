@@ -14,7 +14,7 @@ from gateway.workers.membership import Membership, MemberSpec
 STARTING = "starting"
 """State of a member whose address the registry does not have yet, at its first start or after a loss."""
 AWAY = (State.LOST, State.REFUSED, State.FAILING)
-"""States in which a member with a link serves no request."""
+"""States in which a worker that has a WorkerLink serves no request."""
 
 
 class MemberSeries(Collector):

@@ -50,7 +50,7 @@ class MemberSpec:
     deliver_address: str = ""
     """Address to which drafts send draft tokens for a target, as host:port."""
     is_starting: bool = False
-    """Whether the worker is being started, so that the gateway cannot connect to it yet."""
+    """Whether the worker is being started. The gateway cannot connect to it yet."""
     is_draining: bool = False
     """Whether the worker only finishes what it runs and takes no new requests."""
     metrics_address: str = ""

@@ -38,7 +38,7 @@ class DraftUse:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the next verdict belongs to a trial, so that the draft is used."""
+        """Whether the draft is used for the next verdict, because that belongs to a trial."""
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 
     def note(self, num_added: int, num_tokens: int, *, is_ready: bool) -> None:
