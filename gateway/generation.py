@@ -113,7 +113,7 @@ class OutputLogprobs:
     top: tuple[tuple[int, float], ...]
     """Pairs (token id, log-prob) of the most likely tokens, the most likely first."""
     rank: int | None = None
-    """Rank of the prompt's token: 1 plus the number of more likely tokens. None for output tokens."""
+    """For a token of the prompt, its rank: 1 plus the number of more likely tokens. None for output tokens."""
 
     @classmethod
     def from_proto(cls, message: pb.TokenLogprobs) -> OutputLogprobs:
@@ -305,7 +305,7 @@ class Generator(Protocol):
 
 
 class AdmittedGenerations(Protocol):
-    """The choices of one request that has places in the queue.
+    """The choices of one request, which has a place in the queue for each of them.
 
     Use it as `async with`: leaving the block cancels the choices that still run and frees every place.
     """

@@ -25,8 +25,8 @@ LARGEST_CHARS = 1 << 20
 is tokenised."""
 
 RELEASED_CHARS = 1 << 17
-"""Length in characters above which the memory of a text's tokens, here 50 MB, is given back to the kernel afterwards.
-Without that glibc would keep it, in an arena for each thread."""
+"""Length in characters above which the memory of a text's tokens is given back to the kernel afterwards. At this length
+it is 50 MB, which glibc would otherwise keep in an arena for each thread."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

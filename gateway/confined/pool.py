@@ -29,8 +29,8 @@ MEMORY_BYTES = 512 << 20
 """Maximal address space that one piece of work may add to its process, in bytes. The largest of 300 public schemas
 takes 60 MB."""
 MAX_WAIT_S = 10.0
-"""Maximal time for which a request waits for a process, in seconds: ten pieces of work at the default limit of one
-second."""
+"""Maximal time for which a request waits for a process, in seconds. It is the time of ten pieces of work that reach the
+default limit of one second."""
 STALLED = 10
 """A piece of work may take STALLED times its limit of CPU time in elapsed time. 20 busy processes on two cores need
 that much."""

@@ -74,14 +74,14 @@ class Session:
     def resumed(self, agreed_len: int) -> dict[str, Any]:
         """Return the fields of a Verify message for a target that has the first `agreed_len` committed tokens.
 
-        They bring it the tokens that were committed after these.
+        The fields hold the committed tokens that the target does not have yet.
         """
         return self.fields_after(agreed_len)
 
     def fields_after(self, agreed_len: int) -> dict[str, Any]:
         """Return the fields of an Advance message for a worker that has the first `agreed_len` committed tokens.
 
-        They bring it the tokens that were committed after these.
+        The fields hold the committed tokens that the worker does not have yet.
         """
         return {"base_len": agreed_len, "committed_ids": self.committed[agreed_len:]}
 

@@ -20,8 +20,8 @@ from outrider.wire.telemetry.metrics import SECONDS_BUCKETS, GatewayMetrics
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""Value of the label `engine`. vLLM numbers its engine processes; the gateway has one series for each model, with all
-targets."""
+"""Value of the label `engine`, which is always the same. vLLM numbers its engine processes with it; the gateway has one
+series for each model, over all targets."""
 FAILED = "error"
 ABORTED = "abort"
 """FAILED and ABORTED are values of the label `finished_reason`: for choices that ended with an error, and for choices

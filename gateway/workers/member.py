@@ -23,14 +23,14 @@ from outrider.wire.processes.health import CallOutcome, Health
 from outrider.wire.requests.drafters import Drafter
 
 POLL_S = 0.25
-"""Seconds after which the first request in line tries again to open a slot. Another gateway's request may have freed
-one, which is not announced here."""
+"""Seconds after which the first request in line tries again to open a slot. When another gateway frees a slot, this
+gateway is not told."""
 SILENT_S = 1.0
 """Seconds without a step, two polls long, after which a worker with work gets no new request while another worker is
 usable."""
 MAX_CALLERS = 1024
-"""Maximal number of callers for which a draft's use is stored, some 100 KB. The limit is needed because a client of a
-gateway without API keys may send a new `user` each time."""
+"""Maximal number of callers for which a draft's use is stored. They take some 100 KB. The limit is needed because a
+client of a gateway without API keys may send a new `user` each time."""
 
 
 UseKey = tuple[bytes, bool]
@@ -73,7 +73,8 @@ class State(Enum):
     FAILING = "failing"
     """The worker is connected, but its health keeps requests away from it."""
     LOST = "lost"
-    """The worker is not connected, or is connected to none of the targets that it must be paired with."""
+    """The worker is not connected; or it is a draft that reads hidden states, and no pairing check with a target has
+    finished."""
     REFUSED = "refused"
     """The worker answers, but must not be used: it does not fit the model or the gateway."""
 
@@ -225,7 +226,7 @@ class TargetMember(Member):
 
 @dataclass(frozen=True, slots=True)
 class PairingResult:
-    """Result of the pairing check of one draft with one target, on these two connections.
+    """Result of the pairing check of one draft with one target. It holds for these two connections only.
 
     Only drafts that read hidden states or translate between tokenizers are checked.
     """

@@ -39,7 +39,7 @@ class RoundSeries:
         return self._labels().get(draft.name, self._last_label)
 
     def pair(self, label: str) -> PairMetrics:
-        """Return the series of rounds with the draft of this label. Creates them if needed."""
+        """Return the metric series of rounds with drafts of this label. Creates the series if needed."""
         if label not in self._used_labels:
             self._drop_old()
             self._used_labels[label] = None

@@ -94,8 +94,8 @@ class ServedModel:
         self.places = AdmissionQueue(self.config)
         self.warn_once = functools.lru_cache(maxsize=64)(log.warning)
         self.referenced = asyncio.Event()
-        """Event that is set once the reference target is known: the first that connected, with which all others are
-        compared."""
+        """Event that is set once the reference target is known. That is the first target that connected. All other
+        targets are compared with it."""
         self.num_rounds = self.num_late = 0
         """`num_rounds`: number of verdicts for which draft tokens of draft workers were looked for. `num_late`: number
         of those for which some arrived too late."""
