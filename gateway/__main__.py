@@ -43,11 +43,11 @@ from outrider.wire.transport.tls import CertificateFolder, http_context, public_
 log = get_logger(__name__)
 
 END_S = 1.0
-"""Seconds for sending clients the error that ends their requests when the gateway stops."""
+"""Maximal time for sending clients the error that ends their requests when the gateway stops, in seconds."""
 
 
 class Signals:
-    """Events that the signals SIGTERM, SIGINT and SIGHUP set: the first asks for a stop, the second for a fast stop."""
+    """Two events: the first SIGTERM, SIGINT or SIGHUP sets `stop`, and the next one sets `hurry`, for a fast stop."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()

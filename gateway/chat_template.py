@@ -29,7 +29,7 @@ _REMEDY = "give the gateway another template: --chat-template FILE"
 
 
 class Renderers(Protocol):
-    """A pool of processes that do the work of `gateway.confined.templates`; a ConfinedPool is one."""
+    """Interface of a pool of processes that compile, try and render chat templates. `ConfinedPool` implements it."""
 
     async def run(self, caller: bytes, request: Any) -> Any: ...
 
@@ -52,7 +52,7 @@ class TemplateFile:
     """Name of the file or setting that contains the default template, for errors."""
     source: str
     named: Mapping[str, str] = field(default_factory=dict)
-    """Sources of further templates, by name. Only the names in NAMED are used."""
+    """Sources of further templates, by name. Only the names FOR_TOOLS and FOR_DOCUMENTS are used."""
 
 
 @dataclass(frozen=True, slots=True)

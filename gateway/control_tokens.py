@@ -21,8 +21,8 @@ MARK_DIGITS = 16
 """Number of random digits of a mark, so many that no caller can guess it. Only digits are safe: templates may change
 the case of letters, and JSON escapes other characters."""
 WORDS = frozenset({"role", "type"})
-"""Names of fields whose values a template compares with fixed words. Their values and all names of fields are marked
-only within whole control tokens."""
+"""Names of fields whose values a template compares with fixed words. In these values, and in all names of fields, only
+whole control tokens are marked. In other texts, parts of one at the beginning and end are marked, too."""
 
 
 class ControlTokens:
@@ -54,8 +54,9 @@ class ControlTokens:
     def places(self, text: str) -> list[int]:
         """Return the positions at which to cut a text so that no control token forms with text that the template adds.
 
-        These are the positions of `places_within`, one in a prefix of a control token at the text's end, and 0 if the
-        text begins with a suffix of one. They are in ascending order.
+        These are the positions of `places_within`. If the text ends with the beginning of a control token, it is also
+        cut after that token's first character. If the text begins with the end of one, it is also cut at 0. The
+        positions are in ascending order.
 
             # "os>ab<e": [0, 6]
         """
@@ -74,7 +75,10 @@ class ControlTokens:
 
 
 class ContentMarks:
-    """The mark of one request, a random number, and the methods that insert it into the request's texts."""
+    """Inserts a mark, a random number, into the control tokens that a request's texts spell.
+
+    The rendered chat is cut at the marks before it is tokenised. So these control tokens are tokenised as text.
+    """
 
     def __init__(self, tokens: ControlTokens) -> None:
         self._tokens = tokens
@@ -91,14 +95,14 @@ class ContentMarks:
     def chat(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], documents: Sequence[dict[str, Any]]
     ) -> tuple[list[Message], list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return copies of messages, tools and documents with marks inserted.
+        """Return copies of messages, tools and documents with the mark inserted in the control tokens of their texts.
 
         Raises RecursionError if they nest too deep.
         """
         return list(map(self.message, messages)), self.values(tools), self.values(documents)
 
     def values(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return copies of tools or documents with marks inserted in their texts."""
+        """Return copies of tools or documents with the mark inserted in the control tokens of their texts."""
         return list(map(self._marked, values))
 
     def _marked(self, value: Any) -> Any:

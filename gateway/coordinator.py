@@ -72,7 +72,8 @@ class Coordinator:
     def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> RunningChoices:
         """Take `num_choices` places in a model's queue for a request, and return its choices, not yet started.
 
-        Raises Unavailable, or Overloaded with the seconds after which to retry.
+        caller, weight: digest and weight of the caller's API key. Raises Unavailable, or Overloaded with the seconds
+        after which to retry.
         """
         model = self._model(model_id)
         reason = model.reason()

@@ -93,7 +93,7 @@ class GenerationRequest:
     keeps_stop: bool = False
     """Whether the stop string or stop id that ends the output is part of its text."""
     answer_stop_ids: frozenset[int] = frozenset()
-    """Token ids that end the output only after its reasoning. Those in `params` end it anywhere."""
+    """Token ids that end the output only after its reasoning. The stop ids in `params` end it anywhere."""
     stops_in_reasoning: bool = False
     """Whether stop strings end the output within its reasoning, too, and not only after it."""
     shows_special: bool = False
@@ -101,7 +101,7 @@ class GenerationRequest:
 
     @property
     def caller_prompt_ids(self) -> tuple[int, ...]:
-        """Token ids of the caller's prompt, for models with and without an encoder."""
+        """Token ids of the caller's prompt: `source_ids` if an encoder reads it, else `prompt_ids`."""
         return self.source_ids or self.prompt_ids
 
 
@@ -113,7 +113,7 @@ class OutputLogprobs:
     top: tuple[tuple[int, float], ...]
     """Pairs (token id, log-prob) of the most likely tokens, the most likely first."""
     rank: int | None = None
-    """Rank of the prompt's token: 1 plus the number of more likely tokens. None for output tokens."""
+    """For a token of the prompt, its rank: 1 plus the number of more likely tokens. None for output tokens."""
 
     @classmethod
     def from_proto(cls, message: pb.TokenLogprobs) -> OutputLogprobs:
@@ -138,7 +138,8 @@ class OutputToken:
 class OutputTimings:
     """Durations of the phases of one round, in seconds.
 
-    The phases sum to `total_s`, unless several verdicts arrived together.
+    The phases sum to `total_s`. If several verdicts arrive together, the time since the previous one may be shorter
+    than the target's work. The sum is then larger.
     """
 
     total_s: float = 0.0
@@ -154,7 +155,7 @@ class OutputTimings:
 def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
     """Return the most frequent reason for steps without draft tokens; None if there were none.
 
-    counts: number of such steps by reason, for each choice.
+    counts: for each choice, its number of such steps by reason.
     """
     total = sum(counts, Counter[str]())
     if not total:
@@ -174,7 +175,8 @@ class ChoiceUsage:
     num_accepted_tokens: int = 0
     num_plain_steps: int = 0
     num_wasted_tokens: int = 0
-    """Number of draft tokens that arrived too late to be verified and equal the output."""
+    """Number of draft tokens that equal the output at their place, but arrived after the step that could have verified
+    them."""
     seed: int = 0
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens found in the target's prefix cache when the choice began."""
@@ -194,7 +196,9 @@ class ChoiceUsage:
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Number of output tokens from rounds with draft tokens. Each step without them makes one output token."""
+        """Number of output tokens from rounds with draft tokens: all output tokens less one for each step without draft
+        tokens.
+        """
         return max(0, self.num_completion_tokens - self.num_plain_steps)
 
     @property
@@ -225,13 +229,14 @@ class RoundOutput:
     usage: ChoiceUsage | None = None
     """Usage of the whole choice, in the last round; None in others."""
     beam: int = 0
-    """Rank of a beam among the outputs of a beam search, 0 for the best. Such an output is complete."""
+    """Rank of the output in a beam search, 0 for the best; always 0 without a beam search. The output of a beam is
+    complete: it comes in one RoundOutput."""
     prompt_logprobs: Sequence[pb.TokenLogprobs] | None = None
     """Log-probs of the prompt's tokens from the second on, in the first round if requested; else None. They stay
     protobuf messages: there may be a million, which are converted off the event loop."""
     score: float | None = None
-    """Score of a beam search's output: its sum of log-probs, in nats, over length ** length_penalty; None without a
-    beam search."""
+    """Score of an output of a beam search: the sum of its log-probs, in nats, divided by length ** length_penalty. None
+    without a beam search."""
     explanation: gateway_pb2.RoundExplanation | None = None
     """Explanation of the round, if requested; else None. It stays a protobuf message, because a class of our own would
     have the same fields."""
@@ -284,7 +289,7 @@ class Generator(Protocol):
     def models(self) -> tuple[ServedFacts, ...]: ...
 
     def tokenizer(self, model_id: str) -> Tokenizer:
-        """Return the tokenizer of the model with this id, one of `models`."""
+        """Return the tokenizer of the served model with this id."""
 
     def ready(self) -> str | None:
         """Return None if a request could be served now, else the reason why not."""
@@ -295,12 +300,12 @@ class Generator(Protocol):
     def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
         """Take `num_choices` places in a model's queue for a caller, all or none, before any expensive work.
 
-        Raises Overloaded or Unavailable.
+        caller, weight: digest and weight of the caller's API key. Raises Overloaded or Unavailable.
         """
 
 
 class AdmittedGenerations(Protocol):
-    """The choices of one request that has places in the queue.
+    """The choices of one request, which has a place in the queue for each of them.
 
     Use it as `async with`: leaving the block cancels the choices that still run and frees every place.
     """
@@ -318,10 +323,13 @@ class AdmittedGenerations(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
-        """Start the choices, one for each place. requests: checked requests; see `gateway.admission.requests`."""
+        """Start the choices, one for each place.
+
+        requests: one request for each place, as `build_requests` returns them.
+        """
 
     async def wait_opened(self) -> None:
-        """Wait until a target has opened a slot for one choice. Raises the error of a choice that ends before."""
+        """Wait until a target has opened a slot for one choice. Raises the error of a choice that fails before."""
 
     def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Yield (index into `requests`, output) after each round, in the order in which rounds end."""

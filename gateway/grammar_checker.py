@@ -70,10 +70,10 @@ class GrammarVerdict:
 
 
 class Verdicts:
-    """A cache of verdicts by caller and digest of the request, with at most `max_bytes` bytes.
+    """A cache of the results of grammar checks, by caller and digest of the request, with at most `max_bytes` bytes.
 
-    If it is full, the least recently used verdict of the caller with the most bytes is dropped, so that no caller
-    evicts the verdicts of callers with fewer bytes.
+    If it is full, the least recently used result of the caller with the most bytes is dropped, so that no caller evicts
+    the results of callers with fewer bytes.
     """
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
@@ -82,7 +82,9 @@ class Verdicts:
         self._num_bytes: Counter[bytes] = Counter()
 
     def get(self, caller: bytes, digest: bytes) -> GrammarVerdict | None:
-        """Return the cached verdict of a caller's request with this digest; None without one that is still valid."""
+        """Return the cached result of a caller's request with this digest; None if there is none or it is no longer
+        valid.
+        """
         of_caller = self._kept.get(caller)
         if of_caller is None:
             return None
@@ -93,7 +95,7 @@ class Verdicts:
         return verdict
 
     def keep(self, caller: bytes, digest: bytes, verdict: GrammarVerdict) -> None:
-        """Cache a verdict. Others are dropped if the cache is full."""
+        """Cache the result of a check. If the cache is full, other results are dropped."""
         of_caller = self._kept.setdefault(caller, OrderedDict())
         previous = of_caller.pop(digest, None)
         if previous is not None:
@@ -152,7 +154,11 @@ class GrammarChecker:
         return await self._checked(caller, {"format": output}, output.param)
 
     async def tools(self, caller: bytes, request: ToolGrammarRequest) -> str:
-        """Return the checked grammar of an output that may call tools. Arguments and errors: see `output`."""
+        """Return the checked grammar of an output that may call tools.
+
+        caller: digest of the caller whose share of the processes is used. Raises InvalidRequest, which names the field,
+        or Overloaded if no process is free for too long.
+        """
         return await self._checked(caller, {"tools": request}, "tools")
 
     async def _checked(self, caller: bytes, request: dict[str, Any], param: str) -> str:

@@ -20,7 +20,10 @@ def prepare() -> None:
 
 
 def work(request: dict[str, Any]) -> str:
-    """Return the grammar for a request, a dict as described above. Raises InvalidRequest."""
+    """Return the grammar that workers enforce for a request. Raises InvalidRequest.
+
+    request: {"format": fields of an OutputFormat} or {"tools": fields of a ToolGrammarRequest}.
+    """
     if "tools" in request:
         return tool_grammar(ToolGrammarRequest.from_json(request["tools"]))
     return grammars.grammar_of(OutputFormat(**request["format"]))

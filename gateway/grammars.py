@@ -27,7 +27,8 @@ from outrider.wire.requests.grammar_limits import MAX_ITEMS_IN_ROW, limit_reache
 from outrider.wire.requests.params import MAX_GRAMMAR_BYTES
 
 MARKER_ID = 257
-"""Id, in the tokenizer of bytes, of a token without text."""
+"""Id of a token without text in the tokenizer of bytes, with which grammars are checked. When a grammar of tool calls
+is checked, it replaces the ids of the model's control tokens."""
 LAYOUT: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
@@ -81,7 +82,10 @@ def create_schema_grammar(schema: Schema | str, param: str, *, strict: bool) -> 
 def schema_text(schema: Schema | str, param: str, *, strict: bool) -> str:
     """Return the schema as the JSON that stands after `%json` in a Lark grammar.
 
-    The arguments and errors are those of `create_schema_grammar`.
+    param: name of the request's field, for errors. strict: whether the schema itself must also follow OpenAI's rules:
+    every property is required, and no others are allowed.
+
+    Raises InvalidRequest, which names the place in the schema below `param`.
     """
     return _schema_of(create_schema_grammar(schema, param, strict=strict))
 

@@ -26,7 +26,7 @@ Place = tuple[str | int, ...]
 
 
 class SchemaRefused(Exception):
-    """Reason why a schema is refused, and the place in the schema that causes it."""
+    """A schema is refused. `reason` says why, and `place` is the place in the schema that causes it."""
 
     def __init__(self, reason: str, *place: str | int) -> None:
         super().__init__(reason)

@@ -25,7 +25,8 @@ from gateway.json_schema_parts import (
 
 MARGIN = 1e-15
 """Distance that numbers other than integers keep from an exclusive bound, as a share of the bound, or absolute for a
-bound of 0. A much smaller one would allow 0.69999999999999999 below 0.7, which is 0.7 once read as a float."""
+bound of 0. With a much smaller distance below 0.7, 0.69999999999999999 would be allowed, which is 0.7 once read as a
+float."""
 MAX_INTEGER = 2**53
 """Largest absolute value up to which a JSON number is exact in every reader."""
 
@@ -42,8 +43,8 @@ INTEGER_FORMATS = {
     "uint32": (0, 2**32 - 1),
     "uint64": (0, None),
 }
-"""Lower and upper bound of integers with these values of `format`; None for a bound beyond 2^53. Other formats
-constrain nothing."""
+"""(Lower bound, upper bound) of an integer, by the value of `format`. None: no bound is enforced, as there is none or
+it is beyond 2^53. Other values of `format` do not limit integers."""
 NOT_ENFORCED = frozenset(
     {"uniqueItems", "nullable", "not", "if", "then", "else", "contains", "minContains", "maxContains"}
     | {"propertyNames", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "dependencies"}

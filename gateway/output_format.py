@@ -24,9 +24,10 @@ class OutputFormat:
 
 
 def one_output(given: dict[str, Any], strict: bool = False) -> OutputFormat:
-    """Return the format that the only field of `structured_outputs` with a value describes.
+    """Return the output format that `structured_outputs` asks for. Exactly one of its fields must have a value.
 
-    given: all fields by name, None where the request sets none. Raises InvalidRequest if none or several are set.
+    given: all fields by name, None where the request sets none. strict: whether a JSON schema must also follow OpenAI's
+    rules for `strict: true`. Raises InvalidRequest if none or several fields are set.
     """
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:

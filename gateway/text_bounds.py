@@ -12,11 +12,12 @@ from tokenizers.pre_tokenizers import ByteLevel
 Json = dict[str, Any]
 
 NORMALIZED_CHARS = 4
-"""Maximal number of characters that a Unicode normal form composes into one, as for U+1F82."""
+"""Maximal number of characters that a Unicode normal form composes into one. U+1F82, for example, is composed of four.
+"""
 WHITE_SPACE = tuple(char for char in map(chr, range(0x3001)) if char.isspace())
 SEARCHED_CHARS = 1000
-"""Number of characters before a position in which a space between two letters is searched. Prose has one in every 20
-characters. If there is none, the text is tokenised from twice as far away."""
+"""Number of characters before a position in which a space between two letters is searched, to cut a text there. Prose
+has one in every 20 characters. If there is none, the cut is tried twice as far from the text's end."""
 SPLIT_REGEXES = frozenset(
     {
         # Llama 3, as cl100k
@@ -37,15 +38,14 @@ class TextBounds:
     max_token_chars: int | None
     """Maximal number of characters that become one token; None if there is no limit."""
     drops_spaces: bool
-    """Whether white space may be dropped by the tokenizer, so that only other characters count for `max_token_chars`.
-    """
+    """Whether the tokenizer may drop white space. If so, only other characters count for `max_token_chars`."""
     splits_at_spaces: bool
     """Whether a text may be cut before a space between two letters, and its parts tokenised one by one, with the same
     result."""
 
     @classmethod
     def of(cls, data: Json) -> TextBounds:
-        """Return the bounds of a tokenizer. data: parsed content of its tokenizer.json."""
+        """Return the properties of a tokenizer. data: parsed content of its tokenizer.json."""
         added = data.get("added_tokens") or []
         normalizers = _parts(data.get("normalizer"))
         pre_tokenizers = _parts(data.get("pre_tokenizer"))

@@ -35,11 +35,11 @@ from outrider.wire.models.tokenizer_json import (
 from outrider.wire.peer_text import bound_text
 
 BYTES_PER_TOKEN = 8
-"""Bytes of a long text that are tokenised at first for each token that is needed. English has about half as many a
-token."""
+"""Bytes of a long text that are tokenised at first, for each token that is needed. English text has about half as many
+bytes per token."""
 CLEARLY_MORE = 1.25
-"""Factor on the allowed number of tokens. If the beginning of a text has more tokens than that, the text is refused
-without tokenising the rest. Cutting a text changes only the tokens of one word, far less than a quarter."""
+"""Factor on the allowed number of tokens. A text is refused without tokenising the rest if its beginning has more
+tokens than the product. The margin is ample: cutting a text changes only the tokens of one word."""
 MAX_ADDED_TOKENS = 16
 """Maximal number of tokens that a post-processor adds to a text; known ones add one or two."""
 REPLACES_EACH_BYTE = "outrider-each"
@@ -62,9 +62,11 @@ class Tokenizer:
         self.special_tokens = special_tokens
         self.template = template
         self.tool_call_parser = "auto"
-        """Name of the family in which calls are read; `auto` = that of the chat template."""
+        """Name of the family of models in whose format tool calls are read; `auto` for the family that the chat
+        template shows."""
         self.reasoning_parser = "auto"
-        """Name of the family in which reasoning is read; `auto` = that of the chat template."""
+        """Name of the family of models in whose format reasoning is read; `auto` for the family that the chat template
+        shows."""
         added = self._tokenizer.get_added_tokens_decoder()
         silent: set[str] = set()
         special_ids: set[int] = set()
@@ -118,7 +120,7 @@ class Tokenizer:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def ids_within(self, text: str, max_ids: int, add_special_tokens: bool = True) -> list[int] | None:
-        """Return the token ids of a text as `encode` does, or None if the text clearly has more than `max_ids`.
+        """Return the token ids of a text, or None if the text clearly has more than `max_ids`.
 
         The beginning of the text is tokenised first, so that a text with too many tokens is not tokenised as a whole.
         """
@@ -195,7 +197,8 @@ class Tokenizer:
     def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
         """Return the last `num_ids` of the token ids that `encode` would return.
 
-        Only the end of a long text is tokenised, if the text can be cut without changing the result.
+        Only the end of a long text is tokenised if the text can be cut without changing the result, else the whole
+        text.
         """
         num_chars = _num_chars_read_first(text, num_ids)
         while self.bounds.splits_at_spaces and num_chars < len(text):

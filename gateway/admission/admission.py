@@ -35,8 +35,8 @@ T = TypeVar("T")
 RETRY_S = 1.0
 """Seconds after which a caller may retry a request that was refused because of the limit on bytes held."""
 NUM_LARGEST = 16
-"""Number of requests of the maximal size that may be held at once. The product of both limits the bytes held, so that
-many more small requests may be held."""
+"""Limit on the bytes held at once, as a number of requests of the maximal size. Many more small requests may be held.
+"""
 NUM_SHARES = 4
 """Number of equal shares of the limit on bytes held. One API key may hold at most one share, so that slow senders do
 not block other keys."""
@@ -99,7 +99,10 @@ class IncomingRequest:
         self._num_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
-        """Count `num_bytes` more of the request's body as held. Raises Overloaded or RateLimited."""
+        """Count `num_bytes` more of the request's body as held.
+
+        Raises Overloaded or RateLimited if that would exceed a limit of `BodyBudget`.
+        """
         self._bodies.add(self.caller.name, num_bytes)
         self._num_bytes += num_bytes
 
@@ -152,14 +155,17 @@ class Admission:
     async def wait_for_slot(self, answers: AdmittedGenerations) -> None:
         """Wait until the response's stream may begin, that is, until a target has opened the slot of a choice.
 
-        If the setting `stream_in_queue` lets streams begin in the queue, returns at once. Raises the error of a request
-        that ends before.
+        Returns at once if the setting `stream_in_queue` lets streams begin in the queue. Raises the request's error if
+        it fails before a slot is opened.
         """
         if not self.config.stream_in_queue:
             await answers.wait_opened()
 
     def prompt_reader(self, facts: ServedFacts, incoming: IncomingRequest, *, counts: bool = False) -> PromptReader:
-        """Return the object that renders and tokenises the texts of this request. `counts`: see `PromptReader`."""
+        """Return the object that renders and tokenises the texts of this request.
+
+        counts: whether tokens are only counted. A prompt may then have up to COUNTED_CONTEXTS times the context limit.
+        """
         return PromptReader(
             self.generator.tokenizer(facts.id),
             facts.context_limit,
@@ -179,7 +185,7 @@ class Admission:
     async def prompt_ids(
         self, facts: ServedFacts, incoming: IncomingRequest, unchecked: UncheckedRequest
     ) -> tuple[int, ...]:
-        """Return the token ids of a demand's only chat, without generating an output."""
+        """Return the token ids of the chat that is the request's only prompt, without generating an output."""
         reader = self.prompt_reader(facts, incoming, counts=True)
         return await prompt_ids(unchecked, reader, self.checker, incoming.caller.name)
 

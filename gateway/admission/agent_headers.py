@@ -10,7 +10,7 @@ from typing import Any
 from gateway.confined.template_shape import SYSTEM_ROLES, Message
 
 PREFIX = "x-anthropic-billing-header:"
-"""Beginning of the header line that a coding agent puts before its system prompt, and that is dropped."""
+"""Beginning of a header line that a coding agent puts before its system prompt. Lines that begin so are dropped."""
 
 
 def without_agent_headers(messages: list[Message]) -> list[Message]:

@@ -60,7 +60,8 @@ class UncheckedRequest:
     """Predicted output: text that the output may resemble. Empty without a prediction."""
     cache_salt: str | None = None
     user: str | None = None
-    """Name of one of an API key's users, for the settings `prefix_cache_scope` and `lookup_scope`; None without one."""
+    """Name of the end user among those who share an API key, for the settings `prefix_cache_scope` and `lookup_scope`;
+    None if the request names none."""
     priority: int = 0
     """Priority among the requests of one caller; lower numbers leave the queue first."""
     max_tpot_ms: float | None = None
@@ -68,7 +69,8 @@ class UncheckedRequest:
     output: OutputFormat | None = None
     """Format that the outputs must have; None for any."""
     num_prompt_logprobs: int | None = None
-    """See `GenerationRequest.num_prompt_logprobs`. The next four fields have the same meaning there, too."""
+    """Number of most likely ids whose log-probs are returned for each prompt token, besides those of the token itself;
+    None for no log-probs of the prompt. `GenerationRequest` explains the next four fields."""
     is_empty: bool = False
     keeps_stop: bool = False
     stops_in_reasoning: bool = False

@@ -14,8 +14,9 @@ _DIGEST_BYTES = 32
 def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None) -> bytes:
     """Return the digest under which requests share cached prefixes: 32 bytes, or empty to share with all.
 
-    scope: the setting `prefix_cache_scope`. Under `user` a request without key, user and salt gets a random digest and
-    shares with no other: from the timing of its requests a caller must learn nothing about those of others.
+    scope: the setting `prefix_cache_scope`. user, salt: fields `user` and `cache_salt` of the request. Under the scope
+    `user` a request without key, user and salt gets a random digest and shares with no other request. Otherwise a
+    caller could learn from response times what others have sent.
     """
     if scope == "user":
         return _identity(key_name, user, salt) or secrets.token_bytes(_DIGEST_BYTES)
@@ -27,14 +28,14 @@ def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None
 
 
 def corpus_of(scope: str, key_name: str | None, user: str | None, salt: str | None, *, may_read: bool = False) -> bytes:
-    """Return the digest under which `lookup` requests share a corpus: 32 bytes, or empty for no sharing.
+    """Return the digest under which `lookup` requests share finished outputs: 32 bytes, or empty for no sharing.
 
     With an empty digest, the drafter copies only from the request itself, and the request's output is not stored.
 
-    scope: the setting `lookup_scope`. Under `user` a request without key, user and salt gets an empty digest. may_read:
-    whether the request's output could reveal tokens of the corpus: `explain` shows draft tokens, and under lenience the
-    target accepts tokens that it would not have produced. Such a request gets an empty digest if callers share a
-    corpus.
+    scope: the setting `lookup_scope`. user, salt: fields `user` and `cache_salt` of the request. Under the scope `user`
+    a request without key, user and salt gets an empty digest. may_read: whether the response could reveal other
+    requests' outputs: `explain` shows draft tokens, and under lenience the target accepts tokens that it would not have
+    produced. Such a request gets an empty digest, except under the scope `user`.
     """
     if scope == "user":
         return _identity(key_name, user, salt)
@@ -54,7 +55,10 @@ def _identity(key_name: str | None, user: str | None, salt: str | None) -> bytes
 
 
 def caller_of(key_name: str | None, salt: str | None) -> bytes:
-    """Return the digest by which workers distinguish callers: 32 bytes, or empty without an API key and a salt."""
+    """Return the digest by which workers distinguish callers: 32 bytes, or empty without an API key and a salt.
+
+    salt: field `cache_salt` of the request, used only if there is no API key.
+    """
     if key_name is not None:
         return _digest(b"key", key_name)
     if salt is None:

@@ -29,13 +29,13 @@ MINUTE_S = 60.0
 ROUNDING = 1e-3
 """Tolerance, in tokens or requests, for the rounding of times and sums."""
 BUSY_RETRY_S = 1.0
-"""Seconds after which a caller may retry if its API key has reached its limit of concurrent choices. The time until one
-ends cannot be predicted."""
+"""Seconds after which a caller may retry if its API key has reached its limit of concurrent choices. When a running
+choice will end cannot be predicted."""
 Clock = Callable[[], float]
 
 
 class AccessMetrics:
-    """Metric series by API key. There are as many as the file has keys."""
+    """Prometheus series of requests, refusals and tokens by API key, and of requests without a valid key."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter("outrider_key_requests", "Requests, by API key.", ["key"], registry=registry)
@@ -60,8 +60,8 @@ class AccessMetrics:
             "1 while the file of API keys cannot be used, and those that it had are in force.",
             registry=registry,
         )
-        """`outrider_api_keys_outdated == 1`: the file cannot be read, so that keys revoked since then are still
-        accepted."""
+        """`outrider_api_keys_outdated == 1`: the file of API keys cannot be read. Keys that were revoked since it was
+        last read are still accepted."""
 
 
 class Bucket:

@@ -45,12 +45,12 @@ class KeyRing:
         warn_if_open(Path(path))
 
     def is_outdated(self) -> bool:
-        """Return whether the file cannot be used now, so that previously read keys are still valid."""
+        """Return whether the key file can no longer be read. The keys of the last successful read then stay in use."""
         self._reload()
         return self._failure is not None
 
     def find(self, secret: str) -> ApiKey | None:
-        """Return the API key with this secret; None without one.
+        """Return the API key with this secret; None if no key has it.
 
         The secret's digest is compared with that of every key, each in constant time.
         """

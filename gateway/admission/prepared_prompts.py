@@ -21,19 +21,23 @@ class CallerGrammars:
 
     checker: GrammarChecker
     caller: bytes
-    """Digest of the caller's API key, empty without one. The time of the checks counts against this caller's share of
-    the checking processes."""
+    """Digest of the caller's API key, empty without one. The checks use this caller's share of the checking processes.
+    """
 
     async def output(self, output: OutputFormat | None) -> str:
-        """Return the checked grammar of an output format; empty for None (any text). Raises InvalidRequest."""
+        """Return the checked grammar of an output format; empty if `output` is None, as any text is then allowed.
+
+        Raises InvalidRequest.
+        """
         if output is None:
             return ""
         return await self.checker.output(self.caller, output)
 
     async def tools(self, offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> str:
-        """Return the checked grammar of an output that may call the offered tools. Raises InvalidRequest.
+        """Return the checked grammar of an output that may call the offered tools.
 
-        answer: grammar of the outputs that call no tool; empty for any text.
+        reading: parser of tool calls and reasoning in the output. answer: grammar of the outputs that call no tool;
+        empty for any text. Raises InvalidRequest.
         """
         request = grammar_request(offer, reading, tokenizer, answer)
         if request is None:
@@ -65,8 +69,8 @@ async def prepare_prompt(
     """Render and tokenise a prompt, and build the grammar of its outputs.
 
     name: name of the prompt's field, for errors. grammar: grammar of the output format, empty for any text.
-    adds_special: see `UncheckedRequest`. max_ids: number of token ids at the end of the prompt that are used; None for
-    all.
+    adds_special: whether the tokenizer adds its own special tokens; None to add them to texts but not to chats.
+    max_ids: number of token ids at the end of the prompt that are used; None for all.
 
     Raises InvalidRequest, and ContextExceeded for a prompt that does not fit the context.
     """

@@ -23,8 +23,8 @@ INLINE_CHARS = 20_000
 """Maximal number of characters of one request that are tokenised on the event loop, which takes about 10 ms on one slow
 core. Texts beyond it are tokenised on a thread."""
 COUNTED_CONTEXTS = 8
-"""Maximal length, in multiples of the context limit, of a prompt whose tokens are only counted. Clients count the
-tokens of a text that they will split later."""
+"""Maximal length, in multiples of the context limit, of a prompt whose tokens are only counted. It exceeds 1 because
+clients count the tokens of a text that they will split later."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,22 +47,23 @@ class Chat:
     merges_leading: bool = False
     """Whether the system messages at the start of the chat are merged into one."""
     control_tokens: ContentControlTokens | None = None
-    """How control tokens in messages are treated; None for the setting of the caller's API key or else the gateway's.
-    """
+    """Whether control tokens in messages stay control tokens (`allow`) or are taken as text (`text`). None: the setting
+    of the caller's API key or else the gateway's decides."""
     reasoning_budget: ReasoningBudget | None = None
     """Limit of the reasoning; None for any number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSettings:
-    """The operator's settings for chats. The fields have the meaning of the settings in GatewayConfig."""
+    """The operator's settings for chats: limits of tools, and how system messages and control tokens are treated."""
 
     max_tools: int
     max_tools_bytes: int
     merges_systems: bool
     omits_agent_header: bool
     control_tokens: ContentControlTokens = "allow"
-    """How control tokens in messages are treated, by the gateway's setting and that of the caller's API key."""
+    """Whether control tokens in messages stay control tokens (`allow`) or are taken as text (`text`). It is `text` if
+    the gateway's setting or that of the caller's API key is."""
 
     @classmethod
     def from_config(cls, config: GatewayConfig) -> ChatSettings:
@@ -117,8 +118,8 @@ class PromptReader:
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work`, which reads texts of `num_chars` characters, and return its result.
 
-        It runs on the event loop as long as the texts of this request have at most INLINE_CHARS together, then on a
-        thread.
+        The call runs on the event loop while the texts of this request have at most INLINE_CHARS characters together,
+        and on a thread once they have more.
         """
         self._num_chars += num_chars
         if self._num_chars > INLINE_CHARS:
@@ -128,9 +129,10 @@ class PromptReader:
     async def encode_chat(
         self, name: str, pieces: Sequence[str], add_special_tokens: bool, max_ids: int | None
     ) -> tuple[int, ...]:
-        """Return the token ids of a rendered chat, cut to `max_ids` and checked as `encode` does.
+        """Return the token ids of a rendered chat; only the last `max_ids` if that is given.
 
-        name: name of the prompt's field, for errors. pieces: the chat's text as `render_pieces` returns it.
+        name: name of the prompt's field, for errors. pieces: the chat's text as `render_pieces` returns it; no token
+        spans two pieces. Raises ContextExceeded if `max_ids` is None and the chat does not fit the context.
         """
         text = "".join(pieces)
         if len(pieces) == 1:
@@ -185,7 +187,14 @@ class PromptReader:
         return f"the context limit is {self._max_tokens} tokens"
 
     async def render(self, name: str, chat: Chat, *, is_cut: bool = False) -> str:
-        """Return the text of a chat. The arguments and errors are those of `render_pieces`."""
+        """Return the text of a chat.
+
+        name: name of the prompt's field, for errors. is_cut: whether only the end of the text will be used, so that the
+        text may exceed the context.
+
+        Raises InvalidRequest if the model has no template or the template refuses the chat, and ContextExceeded for a
+        text that is too long.
+        """
         return "".join(await self.render_pieces(name, chat, is_cut=is_cut))
 
     def _marks(self, chat: Chat) -> ContentMarks | None:
@@ -202,9 +211,13 @@ class PromptReader:
         return ContentMarks(self.tokenizer.control_tokens)
 
     async def render_pieces(self, name: str, chat: Chat, *, is_cut: bool = False) -> list[str]:
-        """Return the text of a chat in pieces: it is cut within each control token that a user wrote.
+        """Return the text of a chat in pieces, which `encode_chat` tokenises one by one.
 
-        is_cut: whether only the end of the text will be used, so that the text may exceed the context.
+        If control tokens in messages are taken as text, the chat's text is cut within each control token that a user
+        wrote. Otherwise the whole text is one piece.
+
+        name: name of the prompt's field, for errors. is_cut: whether only the end of the text will be used, so that the
+        text may exceed the context.
 
         Raises InvalidRequest if the model has no template or the template refuses the chat, and ContextExceeded for a
         text that is too long.

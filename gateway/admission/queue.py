@@ -22,8 +22,9 @@ from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 from outrider.wire.settings.config import GatewayConfig
 
 BURST_S = 0.25
-"""Seconds after an almost idle moment during which the whole queue may be used, because arrivals count as one burst.
-That is long enough for what one caller sends at once, and too short for a constant load of many callers."""
+"""Seconds after an almost idle moment during which arrivals count as one burst and may fill the whole queue, however
+long they will wait. That is long enough for what one caller sends at once, and too short for a constant load of many
+callers."""
 CALM_S = 1.0
 """Seconds after which an overload counts as over, if no request has arrived while all places were taken."""
 MIN_RETRY_S = 1.0
@@ -65,10 +66,10 @@ class QueueEstimate:
             self._mean_s += (held_s - self._mean_s) / min(self._num_ended, MEMORY)
 
     def service_s(self) -> float:
-        """Return the mean time that a choice runs, in seconds; 0 while no choice has ended yet.
+        """Return an estimate of how long a choice holds its place, in seconds; 0 before the first choice.
 
-        While the running choices have run longer than that on average, their average is returned. When workers hang, no
-        choice ends, and the mean of those that ended would be too small.
+        It is the mean of the choices that have ended, or the mean time that the running ones have held their places,
+        whichever is longer. So it grows when workers hang and no choice ends.
         """
         if not self._num_running:
             return self._mean_s
@@ -131,16 +132,17 @@ class AdmissionQueue:
     def admit(self, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> None:
         """Admit `num_choices` more choices of a caller.
 
-        Raises Overloaded, with the seconds after which to retry, if they cannot be admitted.
+        caller, weight: digest and weight of the caller's API key. Raises Overloaded, with the seconds after which to
+        retry, if the choices cannot be admitted.
         """
         if not self._is_within_share(num_choices, caller, weight):
             self._check(num_choices)
         self.change(num_choices, caller, weight)
 
     def change(self, by: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Add `by` to the number of admitted choices of a caller, without checking a limit. A negative `by` takes off.
+        """Add `by` to the number of admitted choices of a caller, without checking a limit. `by` may be negative.
 
-        weight: of the caller, as its API key has it; its share of the places is proportional to it.
+        weight: weight of the caller's API key. The caller's share of the places is proportional to it.
         """
         self.num_admitted += by
         count = self._admitted.pop(caller, (0, weight))[0] + by
@@ -216,7 +218,7 @@ class AdmissionQueue:
             raise
 
     def release(self, scheduling: Scheduling) -> None:
-        """Free the place of a choice that has ended, for the next that waits."""
+        """Free the place of a choice that has ended. The next waiting choice gets it."""
         self.num_running -= 1
         self._num_held[scheduling.caller] -= 1
         self._num_held += Counter()  # forgets those that hold none

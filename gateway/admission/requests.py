@@ -127,7 +127,7 @@ async def build_requests(
 async def prompt_ids(
     unchecked: UncheckedRequest, reader: PromptReader, checker: GrammarChecker, key_name: str | None
 ) -> tuple[int, ...]:
-    """Return the token ids of the demand's only chat, without generating an output.
+    """Return the token ids of the chat that is the request's only prompt, without generating an output.
 
     Raises InvalidRequest, also for an output format that cannot be enforced.
     """

@@ -21,12 +21,12 @@ THREAD_NICENESS = 5
 """Niceness of the threads that tokenise long texts, on Linux. It lies between that of the event loop (0) and that of
 confined processes (10)."""
 LARGEST_CHARS = 1 << 20
-"""Length in characters above which only one text is tokenised at a time. Texts of 2**20 tokens take 400 MB meanwhile.
-"""
+"""Length in characters above which only one text is tokenised at a time. A text of 2**20 tokens takes 400 MB while it
+is tokenised."""
 
 RELEASED_CHARS = 1 << 17
-"""Length in characters above which the memory of a text's tokens, here 50 MB, is given back to the kernel afterwards.
-Without that glibc would keep it, in an arena for each thread."""
+"""Length in characters above which the memory of a text's tokens is given back to the kernel afterwards. At this length
+it is 50 MB, which glibc would otherwise keep in an arena for each thread."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

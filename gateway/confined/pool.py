@@ -29,16 +29,17 @@ MEMORY_BYTES = 512 << 20
 """Maximal address space that one piece of work may add to its process, in bytes. The largest of 300 public schemas
 takes 60 MB."""
 MAX_WAIT_S = 10.0
-"""Maximal time for which a request waits for a process, in seconds: ten pieces of work at the default limit of one
-second."""
+"""Maximal time for which a request waits for a process, in seconds. It is the time of ten pieces of work that reach the
+default limit of one second."""
 STALLED = 10
-"""Limit of a piece of work in elapsed time, in seconds for each second of its limit in CPU time. 20 busy processes on
-two cores need that much."""
+"""A piece of work may take STALLED times its limit of CPU time in elapsed time. 20 busy processes on two cores need
+that much."""
 MIN_STALLED_S = 10.0
-"""Smallest limit of a piece of work in elapsed time, in seconds: STALLED at the default limit, one second of CPU time.
-"""
+"""Smallest limit of the elapsed time of a piece of work, in seconds: STALLED times the default limit of CPU time, which
+is one second."""
 RETRY_S = 1.0
-"""Seconds after which a request that got no process may be sent again: one piece of work at the default limit."""
+"""Seconds after which a request that got no process may be sent again. A piece of work takes at most as much CPU time
+at the default limit."""
 START_PAUSE_S = 0.1
 """Seconds between a failed start of a process and the next attempt. Each further pause is twice as long. A start takes
 0.1 to 0.5 s."""

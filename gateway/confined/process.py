@@ -38,7 +38,7 @@ largest of 300 public schemas takes. A process that keeps more is replaced."""
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Read the next frame, and return its JSON as bytes; None if the pool has closed the pipe."""
+    """Read the next frame (a length, then JSON) and return its JSON as bytes; None if the pool has closed the pipe."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -46,7 +46,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def write_frame(stream: BinaryIO, value: Any) -> None:
-    """Write a JSON value as a frame."""
+    """Write a JSON value as a frame: the length of its JSON, then the JSON."""
     data = json.dumps(value).encode("ascii")
     stream.write(LENGTH.pack(len(data)) + data)
     stream.flush()
@@ -82,7 +82,8 @@ def do_work(module: Any, frame: bytes, cpu_s: float) -> dict[str, Any]:
 def main(module_name: str, cpu_s: float, memory_bytes: int) -> None:
     """Answer requests from stdin until it is closed.
 
-    memory_bytes: limit of the address space that one piece of work may add, in bytes.
+    module_name: name of the module whose function `work` computes the replies. cpu_s: limit of the CPU time of one
+    request, in seconds. memory_bytes: limit of the address space that one request may add, in bytes.
     """
     requests = os.fdopen(0, "rb")
     replies = os.fdopen(1, "wb")

@@ -28,8 +28,8 @@ def ways_of(messages: list[Message], source: str, shape: TemplateShape, merges: 
     """Yield rewritten copies of a chat's messages that a template may accept, the one closest to the original first.
 
     messages: the original, in which `content` is a text or a list of text parts and the arguments of calls are texts.
-    source: source of the template. merges: whether system messages may be merged, and roles made to alternate, if the
-    template refuses the messages otherwise.
+    source: source of the template. shape: forms of the messages' fields that the template reads. merges: whether later
+    copies may also merge system messages and make roles alternate, for templates that refuse the other copies.
     """
     known = [_with_known_role(message, source) for message in messages]
     yield from _merged_ways(known, shape, merges)

@@ -42,7 +42,7 @@ PROBE_TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string", "description": ""}}, "required": []},
     },
 }
-"""Tool that the call in a trial message names."""
+"""Definition of the tool that is called in a trial message, with which a template is examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class TemplateShape:
     message."""
 
     def arguments_forms(self) -> tuple[ArgumentsForm, ArgumentsForm]:
-        """Return both forms of a call's arguments, the one that the template reads first."""
+        """Return both forms of a call's arguments, beginning with the one that the template reads."""
         if self.arguments == "text":
             return "text", "object"
         return "object", "text"

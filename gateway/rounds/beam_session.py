@@ -51,9 +51,10 @@ class BeamSession(Session):
         return len(verdict.levels)
 
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
-        """Commit a verdict's levels.
+        """Commit the levels of a verdict: the tokens of all beams at the next positions.
 
-        The returned output holds only the counts of the round; `visible_outputs` returns the beams' outputs.
+        The returned output holds only the counts and timings of the round. `visible_outputs` returns the beams'
+        outputs.
         """
         self._count(verdict)
         self.levels.extend(verdict.levels)

@@ -36,14 +36,15 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_RECOVERIES = 8
-"""Number of recoveries in a row without a committed token after which a request fails. It limits how many targets a
-request that makes targets crash can stop."""
+"""Number of recoveries in a row without a committed token after which a request fails. Some requests may make each
+target crash; this limits how many targets such a request can stop."""
 MOVES = ("full", "draining")
 """Reasons for moving a request to another target that are no failures. Such moves count neither as recoveries nor as
 retries."""
 
 WASTING = (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_REFUSED)
-"""Fallback reasons of a step after which the draft tokens on their way can no longer be verified."""
+"""Reasons why a step used no draft tokens. After a step with one of these reasons, the draft tokens on their way can no
+longer be verified."""
 
 
 class Decoder:

@@ -13,7 +13,8 @@ from gateway.tokenizer import Tokenizer
 from gateway.tools.reasoning import AnswerFinder
 
 NO_REASONING = AnswerFinder(None, in_reasoning=False)
-"""Finder for outputs without reasoning: all text is answer. It has no state, so all choices share it."""
+"""Finds the answer in outputs without reasoning, whose whole text is the answer. It has no state, so all choices share
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,10 @@ class TextUpdate:
     num_kept: int
     """Number of the pushed tokens that belong to the output, up to and including the token that completed the stop."""
     stop: str | int | None
-    """Stop string or stop token id that ended the output; None if it goes on."""
+    """Stop string or stop token id that ended the output; None if the output goes on."""
     tokens: tuple[tuple[str, int], ...]
-    """Text of each kept token, and the number of characters of the output before it."""
+    """Pairs (text, offset) of the kept tokens, in order. The offset is the number of characters of the output before
+    the token."""
 
 
 class Detokenizer:
@@ -121,7 +123,7 @@ class Detokenizer:
         return TextUpdate(text[:certain], len(ids), None, tuple(tokens))
 
     def finish(self) -> tuple[str, str | None]:
-        """Return the text that was held back, and the stop string found in it, or None.
+        """Return (text that was held back, stop string found in it or None).
 
         Call it at the end of an output that ends without a stop. Incomplete bytes become U+FFFD.
         """

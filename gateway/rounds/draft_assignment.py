@@ -37,12 +37,12 @@ class DraftAssignment:
         self._is_full = False
         """Whether the draft had no slot for the request, so that decoding without a draft would be better."""
         self.has_misbehaved = False
-        """Whether the draft sent an invalid delivery or failed, so that its further deliveries must not be used."""
+        """Whether the draft sent an invalid delivery or failed. Its further deliveries must then not be used."""
         self._avoid: str | None = None
         """Name of the draft that was left because it failed; None without one."""
 
     def may_stay(self, target: TargetMember) -> bool:
-        """Return whether the request keeps its draft, or has none."""
+        """Return False if the request has a draft that must be replaced for this target, else True."""
         draft = self.member
         if draft is None:
             return True

@@ -27,12 +27,12 @@ from outrider.wire.transport.streams import Replies
 log = get_logger(__name__)
 
 MISSING_VERDICTS = 64
-"""Number of verdicts in a row without a delivery after which the draft counts as not delivering. A draft that takes
-long to prefill a prompt must stay below it."""
+"""Number of verdicts in a row without a delivery after which the draft counts as not delivering. It is so large that a
+draft may take long to prefill a prompt."""
 
 
 class DraftSession:
-    """One draft of a choice: its draft slot, and how much its draft tokens add."""
+    """One draft of a choice: the assigned draft worker, the draft slot, and how many tokens the draft adds."""
 
     def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
         """Create the state, without a draft worker yet.
@@ -89,7 +89,7 @@ class DraftSession:
     def place(self, target: TargetMember) -> bool:
         """Keep the assigned draft, or assign another for this target.
 
-        Return whether the previous draft misbehaved, so that its deliveries must no longer be used.
+        Return whether the previous draft misbehaved. Its deliveries must then no longer be used.
         """
         self._read_errors()
         if self.member is not None and self._is_paused:
@@ -140,7 +140,7 @@ class DraftSession:
 
     @property
     def is_active(self) -> bool:
-        """Whether committed tokens are sent to a draft, so that deliveries can be expected."""
+        """Whether committed tokens are sent to a draft. Only then can deliveries be expected."""
         return self.connection is not None and not self._is_paused
 
     def is_ticket_reused(self, ticket: int, target: Connection) -> bool:
@@ -155,10 +155,10 @@ class DraftSession:
 
     @property
     def connection(self) -> Connection | None:
-        """Connection to the draft.
+        """Connection to the draft; None if the draft cannot propose tokens now.
 
-        None without a draft, if no further draft token fits into the output or the draft's context, or if the draft
-        cannot draft for the request's beam search.
+        That is so without a draft, if no further draft token fits into the output or the draft's context, or if the
+        draft cannot draft for the request's beam search.
         """
         if self.member is None or self._session.max_draft_tokens() < 1:
             return None

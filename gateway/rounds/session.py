@@ -72,13 +72,16 @@ class Session:
         return self.request.params.max_tokens - self.num_output - 1
 
     def resumed(self, agreed_len: int) -> dict[str, Any]:
-        """Return the fields of a Verify message that take the slot from `agreed_len` to the committed tokens."""
+        """Return the fields of a Verify message for a target that has the first `agreed_len` committed tokens.
+
+        The fields hold the committed tokens that the target does not have yet.
+        """
         return self.fields_after(agreed_len)
 
     def fields_after(self, agreed_len: int) -> dict[str, Any]:
         """Return the fields of an Advance message for a worker that has the first `agreed_len` committed tokens.
 
-        They bring it the tokens that were committed after these.
+        The fields hold the committed tokens that the worker does not have yet.
         """
         return {"base_len": agreed_len, "committed_ids": self.committed[agreed_len:]}
 
@@ -87,7 +90,7 @@ class Session:
         return len(verdict.token_ids)
 
     def visible_outputs(self, output: RoundOutput) -> Sequence[RoundOutput]:
-        """Return the outputs that the request's client gets after a round with this output."""
+        """Return the outputs that the client gets after a round whose result is `output`."""
         return (output,)
 
     @property

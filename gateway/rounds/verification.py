@@ -33,8 +33,8 @@ log = get_logger(__name__)
 REOPENED = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
 """Error codes after which the slot is opened again and the round repeated."""
 MAX_FAULTS = 2
-"""Number of faults in a row after which a request fails, so that a request that no target can run does not try them
-all."""
+"""Number of failures of targets in a row (internal errors or invalid verdicts) after which a request fails. A request
+that no target can run then does not reach all of them."""
 TOKENS_AHEAD = 2 * (MAX_DRAFT_TOKENS + 1)
 """Number of tokens that a target may commit beyond the last verdict that the gateway has used. It is enough for two
 steps with the longest draft, so that the target can run one while the verdict of the other is on its way."""
@@ -129,13 +129,14 @@ class Verification:
 
     @property
     def has_lease(self) -> bool:
-        """Whether the target has a lease for the choice, so that it steps and sends verdicts."""
+        """Whether the target has a lease for the choice. Only with a lease does it step and send verdicts."""
         return self._verdicts is not None
 
     def begin_lease(self, target: Connection, *, drafted: Sequence[bool]) -> None:
         """Begin a lease at the committed tokens, with new tickets. Tokens that the target made beyond them are dropped.
 
-        drafted: for each draft, whether the committed tokens are about to be sent to it. It has at least one entry.
+        drafted: for each draft of the choice, whether the committed tokens are about to be sent to its worker. It has
+        at least one entry, even if no worker drafts.
         """
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
@@ -195,7 +196,7 @@ class Verification:
     def extend(self, target: Connection) -> None:
         """Send an Extend if at least half of TOKENS_AHEAD is used up, so that the target may run further.
 
-        # TOKENS_AHEAD 130, extended to length 330 when 200 tokens were committed: the next time at 265
+        # TOKENS_AHEAD 130, and the last Extend allowed 330 tokens: the next is sent once 265 are committed
         """
         lease_end_len = self._session.committed_len + TOKENS_AHEAD
         if 2 * (lease_end_len - self._lease_end_len) < TOKENS_AHEAD:
@@ -205,7 +206,10 @@ class Verification:
         target.send(tpb.TargetRequest(extend=extend))
 
     def end_lease(self) -> int:
-        """End the lease: no more verdicts are used. Return the number of tokens in verdicts that had arrived unused."""
+        """End the lease: no more verdicts are used.
+
+        Return the number of tokens in verdicts that had arrived and are dropped.
+        """
         verdicts = self._verdicts
         self._verdicts = None
         if verdicts is None:

@@ -124,7 +124,7 @@ class RequestRecord:
     """Usage of each choice that has begun."""
     targets: set[str] = field(default_factory=set)
     drafts: set[str] = field(default_factory=set)
-    """Names of the drafts that worked for the request; `targets` has those of the targets."""
+    """Names of the drafts that worked for the request; `targets` holds the names of its targets."""
     spans: Spans | None = None
     """Exporter of spans; None if the gateway sends no traces."""
     metrics: ServerMetrics | None = None
@@ -204,7 +204,8 @@ class RequestRecords:
     def record(self, request_id: str, operation: str, header: str | None) -> Iterator[RequestRecord]:
         """Context manager: record a request until the block ends, then log it.
 
-        operation: see `RequestRecord`. header: the caller's `traceparent` header; None without one.
+        operation: kind of request in OpenTelemetry's words, such as chat. header: the caller's `traceparent` header;
+        None without one.
         """
         caller = TraceParent.parse(header)
         started_s = time.monotonic()

@@ -17,7 +17,7 @@ def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReaso
 def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
     """Count for each draft whether its draft tokens were there for a verdict's step, and how long the step was held.
 
-    An outcome without `has_drafts` belongs to a draft without a delivery so far, or to the target's own drafter.
+    The target's own drafter, and drafts that have delivered nothing so far, are not counted.
     """
     has_looked = False
     num_refused = 0

@@ -20,11 +20,12 @@ from outrider.wire.telemetry.metrics import SECONDS_BUCKETS, GatewayMetrics
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""Value of the label `engine`. vLLM numbers its engine processes; the gateway has one series for each model, with all
-targets."""
+"""Value of the label `engine`, which is always the same. vLLM numbers its engine processes with it; the gateway has one
+series for each model, over all targets."""
 FAILED = "error"
 ABORTED = "abort"
-"""Values of the label `finished_reason` for choices that ended with an error, or because the client left."""
+"""FAILED and ABORTED are values of the label `finished_reason`: for choices that ended with an error, and for choices
+whose client left."""
 _TOKENS = tuple(2**power for power in range(18))
 
 
@@ -110,7 +111,7 @@ class ChoiceSeries:
         self._between_outputs.labels(model, ENGINE).observe(seconds)
 
     def note_failure(self, model: str, reason: str) -> None:
-        """Count a choice that did not end well. reason: FAILED or LEFT."""
+        """Count a choice that did not end well. reason: FAILED or ABORTED."""
         self._ended.labels(model, ENGINE, reason).inc()
 
     def note(self, model: str, reason: FinishReason, usage: ChoiceUsage, times: ChoiceTimes) -> None:

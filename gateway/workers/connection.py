@@ -48,7 +48,7 @@ class WorkerSlot:
     def note_opened(self, connection: Connection, committed_len: int, target_epoch: int = 0) -> None:
         """Record that the slot was opened on `connection` with `committed_len` tokens.
 
-        target_epoch: see `is_open_on`.
+        target_epoch: for a draft slot, the epoch of the target to which it delivers; 0 for a target slot.
         """
         self._connection = connection
         self._target_epoch = target_epoch
@@ -179,5 +179,5 @@ class Connection:
         return self._owes_step or len(self._pending) > 0
 
     def note_step(self) -> None:
-        """Record that the worker has made a step, so that it owes none."""
+        """Record that the worker has made a step. It then owes none."""
         self._owes_step = False

@@ -41,12 +41,13 @@ MAX_PATH_BYTES = 4096
 CALL_TIMEOUT_S = 10.0
 """Timeout of the calls GetInfo and GetTokenizer, in seconds. They are made once in each life of a worker."""
 PAIR_TIMEOUT_S = 120.0
-"""Timeout of a pairing check, in seconds. In a check the draft registers at the target, with at most 1 GiB, and tests
-itself there."""
+"""Timeout of a pairing check, in seconds. In a check the draft registers at the target, with at most 1 GiB of weights,
+and tests itself there."""
 POLL_S = 0.5
 """Seconds between two polls of a worker that has work from this gateway."""
 IDLE_POLL_S = 1.0
-"""Seconds between two polls of a worker without work: half of the `NOTICE_S` for which a draining worker waits."""
+"""Seconds between two polls of a worker without work. A worker that begins to drain waits for two such polls, so that
+every gateway notices it."""
 POLL_TIMEOUT_S = 1.0
 """Timeout of one poll of a worker, in seconds."""
 RTT_GAIN = 1 / 8

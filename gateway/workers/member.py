@@ -23,14 +23,14 @@ from outrider.wire.processes.health import CallOutcome, Health
 from outrider.wire.requests.drafters import Drafter
 
 POLL_S = 0.25
-"""Seconds after which the first request in line tries again to open a slot. Another gateway's request may have freed
-one, which is not announced here."""
+"""Seconds after which the first request in line tries again to open a slot. When another gateway frees a slot, this
+gateway is not told."""
 SILENT_S = 1.0
 """Seconds without a step, two polls long, after which a worker with work gets no new request while another worker is
 usable."""
 MAX_CALLERS = 1024
-"""Maximal number of callers for which a draft's use is stored, some 100 KB. The limit is needed because a client of a
-gateway without API keys may send a new `user` each time."""
+"""Maximal number of callers for which a draft's use is stored. They take some 100 KB. The limit is needed because a
+client of a gateway without API keys may send a new `user` each time."""
 
 
 UseKey = tuple[bytes, bool]
@@ -49,7 +49,10 @@ class SlotQueue:
         self._freed.set()
 
     async def enter(self, try_open: Callable[[], Awaitable[bool]]) -> None:
-        """Wait in line until `try_open` opens a slot and returns True. Errors that it raises leave the line."""
+        """Wait in line until `try_open` opens a slot and returns True.
+
+        If `try_open` raises an error, the request leaves the line and the error is passed on.
+        """
         if not self._line.locked() and await try_open():
             return
         async with self._line:  # asyncio's lock is fair
@@ -70,7 +73,8 @@ class State(Enum):
     FAILING = "failing"
     """The worker is connected, but its health keeps requests away from it."""
     LOST = "lost"
-    """The worker is not connected, or is connected to none of the targets that it must be paired with."""
+    """The worker is not connected; or it is a draft that reads hidden states, and no pairing check with a target has
+    finished."""
     REFUSED = "refused"
     """The worker answers, but must not be used: it does not fit the model or the gateway."""
 
@@ -83,7 +87,7 @@ class Member:
         self.link = link
         self.health = Health()
         self.num_requests = 0
-        """Number of requests that this gateway has placed on the worker."""
+        """Number of requests of this gateway that are placed on the worker now: they run there or wait for a slot."""
         self._max_requests = 0
         """Largest number of requests of this gateway on the worker at one time since the last poll."""
         self._num_others = 0
@@ -113,12 +117,14 @@ class Member:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a request may be placed on the worker, whatever other workers there are."""
+        """Whether a request may be placed on the worker: it is connected, does not drain, and its health allows it."""
         return self.connection is not None and not self.is_draining and self.health.is_usable
 
     @property
     def is_usable_alone(self) -> bool:
-        """Whether a request may be placed on the worker if no other worker is `is_usable`."""
+        """Whether a request may be placed on the worker if no other worker is `is_usable`. A worker that is down is
+        then tried again sooner.
+        """
         return self.connection is not None and not self.is_draining and self.health.is_usable_alone
 
     @property
@@ -220,7 +226,7 @@ class TargetMember(Member):
 
 @dataclass(frozen=True, slots=True)
 class PairingResult:
-    """Result of the pairing check of one draft with one target, on these two connections.
+    """Result of the pairing check of one draft with one target. It holds for these two connections only.
 
     Only drafts that read hidden states or translate between tokenizers are checked.
     """
@@ -266,7 +272,7 @@ class DraftMember(Member):
 
     @property
     def state(self) -> State:
-        """State of the draft, in which its pairing checks count too.
+        """State of the draft, which also depends on its pairing checks.
 
         A draft that reads hidden states is LOST until a check with some target has finished. A draft is REFUSED if it
         fits none of the targets with which it was checked.

@@ -14,7 +14,7 @@ from gateway.workers.membership import Membership, MemberSpec
 STARTING = "starting"
 """State of a member whose address the registry does not have yet, at its first start or after a loss."""
 AWAY = (State.LOST, State.REFUSED, State.FAILING)
-"""States in which a member with a link serves no request."""
+"""States in which a worker that has a WorkerLink serves no request."""
 
 
 class MemberSeries(Collector):
@@ -40,8 +40,8 @@ class MemberSeries(Collector):
     def note_change(self) -> None:
         """Update which members are expected to serve.
 
-        Call it whenever a member connects, begins to drain or is lost, and at each membership. A member is expected
-        once it was listed as ready or was connected, until it drains or leaves the list.
+        Call it whenever a member connects, begins to drain or is lost, and when the membership changes. A member is
+        expected from when it was listed as ready or was connected until it drains or leaves the list.
         """
         linked = {member.name: member for member in self._members()}
         specs = {spec.name: spec for spec in self._membership().members}

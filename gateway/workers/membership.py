@@ -19,7 +19,7 @@ Role = Literal["target", "draft"]
 _ROLES: dict[int, Role] = {rpb.ROLE_TARGET: "target", rpb.ROLE_DRAFT: "draft"}
 TARGETS = "target"
 DRAFTS = "draft"
-"""Names of the target pool and of the draft pool on a command line without pool names."""
+"""TARGETS and DRAFTS are the names of the target pool and the draft pool of a command line that names no pools."""
 DNS = "dns:///"
 """Prefix of a host:port on the command line. Each IP address of the host is then one worker."""
 _POOL_NAME = re.compile(r"[^=,;:\s]+")
@@ -50,7 +50,7 @@ class MemberSpec:
     deliver_address: str = ""
     """Address to which drafts send draft tokens for a target, as host:port."""
     is_starting: bool = False
-    """Whether the worker is being started, so that the gateway cannot connect to it yet."""
+    """Whether the worker is being started. The gateway cannot connect to it yet."""
     is_draining: bool = False
     """Whether the worker only finishes what it runs and takes no new requests."""
     metrics_address: str = ""
@@ -70,7 +70,10 @@ class Membership:
 
 
 def from_config(config: GatewayConfig) -> Membership:
-    """Return the membership that a command line lists. Raises ConfigError for lists that do not fit together."""
+    """Return the pools and workers that the settings `target`, `draft` and `target_for_draft` list.
+
+    Raises ConfigError if they do not fit together.
+    """
     pool, of_target = _pool_name("target", config.target or "")
     pool = pool or TARGETS
     targets = _addresses("target", of_target)

@@ -36,7 +36,7 @@ class WorkerLoad:
     """Share of the worker's KV blocks in use, 0 to 1."""
     rtt_s: float = 0.0
     is_silent: bool = False
-    """Whether the worker has work and has made no step for a while, so that it may soon count as lost."""
+    """Whether the worker has work and has made no step for a while. It may soon count as lost."""
 
     @property
     def share(self) -> float:

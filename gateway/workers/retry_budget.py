@@ -13,7 +13,7 @@ REQUESTS_PER_RETRY = 5
 """Number of new requests that pay for one retry, so that retries are at most 20 % of the requests beyond the fixed
 rate."""
 RESERVE_S = 10.0
-"""Capacity of the budget, as the number of seconds of `floor_per_s` retries that an unused budget holds."""
+"""Capacity of the budget in seconds: a full budget allows RESERVE_S times `floor_per_s` retries at once."""
 
 
 class RetryBudget:

@@ -31,13 +31,15 @@ class RoundSeries:
         which they left."""
 
     def label_of(self, draft: DraftMember | None) -> str:
-        """Return the value of the label `draft` for a draft; for None that of the draft that connected last."""
+        """Return the value of the label `draft` for a draft. Without a draft, return that of the draft that connected
+        last.
+        """
         if draft is None:
             return self._last_label
         return self._labels().get(draft.name, self._last_label)
 
     def pair(self, label: str) -> PairMetrics:
-        """Return the series of rounds with the draft of this label. Creates them if needed."""
+        """Return the metric series of rounds with drafts of this label. Creates the series if needed."""
         if label not in self._used_labels:
             self._drop_old()
             self._used_labels[label] = None

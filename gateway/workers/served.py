@@ -47,8 +47,7 @@ health imposes."""
 TARGET_WAIT_S = 120.0
 """Maximal time for which a request waits until a target is usable, in seconds."""
 BEST_RANK = (False, 0)
-"""Rank (see `_rank`) of a draft that runs the drafter that the request needs and, for a beam search, can draft for it.
-"""
+"""Best rank of a draft: it runs the drafter that the request needs and, for a beam search, can draft for beams."""
 
 
 class SharedServices:
@@ -95,8 +94,8 @@ class ServedModel:
         self.places = AdmissionQueue(self.config)
         self.warn_once = functools.lru_cache(maxsize=64)(log.warning)
         self.referenced = asyncio.Event()
-        """Event that is set once the reference target is known: the first that connected, with which all others are
-        compared."""
+        """Event that is set once the reference target is known. That is the first target that connected. All other
+        targets are compared with it."""
         self.num_rounds = self.num_late = 0
         """`num_rounds`: number of verdicts for which draft tokens of draft workers were looked for. `num_late`: number
         of those for which some arrived too late."""
@@ -183,10 +182,10 @@ class ServedModel:
     def drafter_for(self, request: GenerationRequest) -> Drafter:
         """Return the drafter of a request: the one that it names, or else the gateway's default.
 
-        A beam search always gets a draft model. The default is changed in three cases. A tree replaces it by a draft
-        model, unless it takes several pools. With a fixed number of draft tokens, `auto` becomes a draft model if there
-        is one, so that the drafter is always the same and a seed reproduces the text. With a prediction, a draft model
-        becomes a draft model plus the prediction.
+        A beam search always gets a draft model. The default is changed in three cases. For a request with a draft tree,
+        a draft model replaces the default, unless the default takes drafts of several pools. With a fixed number of
+        draft tokens, `auto` becomes a draft model if there is one, so that the drafter is always the same and a seed
+        reproduces the text. With a prediction, a draft model becomes a draft model plus the prediction.
         """
         options = request.speculation
         if request.params.beams is not None:
@@ -204,7 +203,7 @@ class ServedModel:
     def pools_for(self, request: GenerationRequest) -> Sequence[str | None]:
         """Return the names of the draft pools from which the request gets one draft each.
 
-        `(None,)` stands for a single draft of any pool.
+        `(None,)` means that it gets a single draft, from any pool.
         """
         if self.drafter_for(request).needs_pools and self.draft_pools:
             return self.draft_pools[:MAX_DRAFTS]
@@ -314,9 +313,10 @@ class ServedModel:
     # placement
 
     def choose_target(self, key: bytes, avoid: str | None = None) -> TargetMember | None:
-        """Return the target for a request with this prefix key; None if no target is usable.
+        """Return the target for a request; None if no target is usable.
 
-        avoid: name of a target that is chosen only if there is no other.
+        key: digest of the beginning of the request's prompt, from `prefix_key`. avoid: name of a target that is chosen
+        only if there is no other.
         """
         usable = list[WorkerLoad]()
         others = list[WorkerLoad]()
@@ -336,7 +336,9 @@ class ServedModel:
     async def place_target(self, request: object, key: bytes, avoid: str | None = None) -> TargetMember:
         """Wait until a target is usable, and count the request as placed on it.
 
-        key, avoid: see `choose_target`. Raises Unavailable if no target is usable within TARGET_WAIT_S.
+        request: any object that stands for the request. key: digest of the beginning of its prompt, from `prefix_key`.
+        avoid: name of a target that is chosen only if there is no other. Raises Unavailable if no target is usable
+        within TARGET_WAIT_S.
         """
         give_up_s = time.monotonic() + TARGET_WAIT_S
         while True:
@@ -396,9 +398,10 @@ class ServedModel:
         pool: str | None,
         searches: bool,
     ) -> bool:
-        """Return whether another usable draft fits `drafter` and `searches` better than `draft` does.
+        """Return whether another usable draft fits the request better than `draft` does.
 
-        The arguments are those of `choose_draft`.
+        avoid: name of a draft that does not count. drafter: drafter of the request. pool: pool that the other draft
+        must be of; None for any. searches: whether the request is a beam search.
         """
         if len(self.drafts) < 2:
             return False

@@ -14,9 +14,9 @@ from outrider.wire.settings.config import GatewayConfig
 
 
 def requested_speculation(request: GenerationRequest, config: GatewayConfig) -> Speculation:
-    """Return the speculation of a request by its own options and the gateway's settings.
+    """Return the speculation that a request's own options and the gateway's settings ask for.
 
-    It may be more than the workers can do; `speculation_of` reduces it to that.
+    The workers may support less. `speculation_of` reduces it to what they support.
     """
     options = request.speculation
     kind, size = read_draft_logprobs(config.draft_logprobs)

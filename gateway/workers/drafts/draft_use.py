@@ -12,8 +12,9 @@ TRIAL_PERIOD = 512
 """Number of verdicts from the start of a trial that did not pay to the next trial. With 256, trials took 0.6 % of the
 speed of choices for which drafts do not pay."""
 CARRIED = 0.75
-"""Factor on the token counts of a trial that paid, with which they count in the next trial. The tokens of 16 verdicts
-alone vary so much that even a draft that adds half as many tokens again would fail most trials."""
+"""Factor with which the token counts of a trial that paid are added to those of the next trial. Without these counts
+most trials would fail, even with a draft that adds half as many tokens again, because the tokens of 16 verdicts vary so
+much."""
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class DraftUse:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the next verdict belongs to a trial, so that the draft is used."""
+        """Whether the draft is used for the next verdict, because that belongs to a trial."""
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 
     def note(self, num_added: int, num_tokens: int, *, is_ready: bool) -> None:
