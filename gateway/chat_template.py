@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from gateway.confined.pool import ConfinedPool, NestsTooDeep, WorkExceeded, WorkFailed, WorkRefused
 from gateway.confined.template_shape import Message, TemplateShape, with_message_tools
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Overloaded
-from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.log import get_logger
 
 log = get_logger(__name__)
@@ -34,10 +33,13 @@ class Renderers(Protocol):
     async def run(self, caller: bytes, request: Any) -> Any: ...
 
 
-def create_renderers(config: GatewayConfig) -> ConfinedPool:
-    """Return the pool of processes that renders the chat templates of all models."""
+def create_renderers(max_compile_s: float) -> ConfinedPool:
+    """Return the pool of processes that renders the chat templates of all models.
+
+    max_compile_s: CPU time that one piece of work may take, in seconds.
+    """
     name = "the rendering of a chat template"
-    return ConfinedPool("gateway.confined.templates", config.max_compile_s, name=name)
+    return ConfinedPool("gateway.confined.templates", max_compile_s, name=name)
 
 
 class TextTooLong(Exception):

@@ -6,42 +6,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from typing import Any
 
-from gateway.chat_template import FOR_TOOLS, Variant, template_of_files
-from gateway.confined import templates
-from gateway.confined.template_shape import TemplateShape
+from gateway.chat_template import ChatTemplate, TemplateFile, create_renderers, template_of_files
 from gateway.tools.recognition import families_shown
-from outrider.wire.errors import InvalidRequest
+from outrider.wire.errors import ConfigError
 from outrider.wire.processes.processes import write_event
+from outrider.wire.settings.config import GatewayConfig
 
 _REMEDY = "name the family: --tool-call-parser NAME, or give the gateway another template: --chat-template FILE"
 
 
-def finding(task: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the state, what was found, and the remedy."""
+async def finding(task: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the state, what was found, and the remedy.
+
+    The template is compiled and tried as the gateway does it: in a process of limited time and memory.
+    """
     additional = {name: text.encode() for name, text in task["additional"].items()}
     file = template_of_files(task["file"].encode(), task["configured"], None, additional)
     if file is None:
         return "ok", "the model has no chat template, so it takes no tools", ""
-    source = file.named.get(FOR_TOOLS, file.source)
     try:
-        reads = templates.work({"kind": "check", "source": source})
-        shape = templates.work({"kind": "probe", "source": source, "names": {}})
-    except InvalidRequest as error:
-        return "problem", f"{file.name} {error.message}", "give the gateway another template: --chat-template FILE"
-    template = Variant(source, frozenset(reads), TemplateShape(**shape))
-    families = families_shown(source, accepts_tools=template.accepts_tools)
+        template = await _compiled(file)
+    except ConfigError as error:
+        return "problem", error.message, "give the gateway another template: --chat-template FILE"
+    families = families_shown(template.tool_source, accepts_tools=template.accepts_tools)
     if families.unknown_tag:
         return "warning", families.describe(), _REMEDY
     return "ok", families.describe(), ""
 
 
+async def _compiled(file: TemplateFile) -> ChatTemplate:
+    renderers = create_renderers(GatewayConfig.model_fields["max_compile_s"].default)
+    try:
+        return await ChatTemplate.compiled(file, {}, renderers)
+    finally:
+        await renderers.close()
+
+
 def main() -> int:
     """Check the templates on stdin and print the finding. Return the exit code, 0."""
-    state, found, remedy = finding(json.loads(sys.stdin.readline()))
+    state, found, remedy = asyncio.run(finding(json.loads(sys.stdin.readline())))
     write_event({"event": "found", "check": "chat template", "state": state, "found": found, "remedy": remedy})
     return 0
 

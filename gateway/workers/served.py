@@ -58,7 +58,7 @@ class SharedServices:
         self.config = config
         self.metrics = metrics
         self.chat_template = chat_template
-        self.renderers = create_renderers(config)
+        self.renderers = create_renderers(config.max_compile_s)
         self.ended = ChoiceSeries(metrics.registry)
         self.slot_ids = itertools.count(1)
         self.retries = RetryBudget(max(10.0, config.max_running / 5))

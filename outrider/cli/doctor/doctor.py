@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Annotated, Any
 
@@ -125,13 +125,20 @@ def findings_of(
                     templates = event
                     continue
                 yield Finding(event["check"], event["state"], event["found"], event["remedy"])
-        if templates is not None:
-            # In the gateway's code, which the command line does not import.
-            what = "check of the chat template"
-            for event in run_module("gateway.tools.template_check", templates, what, grace_s=1.0, env=offline):
-                yield Finding(event["check"], event["state"], event["found"], event["remedy"])
     except OutriderError as error:
         yield Finding("torch", "problem", error.message, "pip check: do the libraries fit together?")
+    if templates is not None:
+        yield from _check_templates(templates, offline)
+
+
+def _check_templates(templates: dict[str, Any], env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what the gateway finds in the target's chat templates. The command line does not import its code."""
+    try:
+        what = "check of the chat template"
+        for event in run_module("gateway.tools.template_check", templates, what, grace_s=1.0, env=env):
+            yield Finding(event["check"], event["state"], event["found"], event["remedy"])
+    except OutriderError as error:
+        yield Finding("chat template", "problem", error.message, "pip check: do the libraries fit together?")
 
 
 def show(console: Console, finding: Finding) -> None:

@@ -31,9 +31,16 @@ from gateway.tools.template_check import finding
         ({"file": "{{ messages }}<tool_call>"}, "ok", "not read: the chat template takes no tools; no reasoning"),
         ({}, "ok", "the model has no chat template, so it takes no tools"),
         ({"file": "{% if %}"}, "problem", "chat_template.jinja has a syntax error at line 1"),
+        (
+            {"file": "{% for i in range(20000) %}{% for j in range(20000) %}{% endfor %}{% endfor %}"},
+            "ok",
+            "takes no tools",  # and the attempt to render it ended at a limit
+        ),
     ],
 )
-def test_the_finding_names_the_families_or_the_unknown_tag(fields: dict[str, Any], state: str, found: str) -> None:
-    made = finding({"file": "", "configured": None, "additional": {}, **fields})
+async def test_the_finding_names_the_families_or_the_unknown_tag(
+    fields: dict[str, Any], state: str, found: str
+) -> None:
+    made = await finding({"file": "", "configured": None, "additional": {}, **fields})
     assert made[0] == state and found in made[1]
     assert bool(made[2]) == (state != "ok")
