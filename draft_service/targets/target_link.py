@@ -24,16 +24,16 @@ from outrider.wire.transport.tls import Dialer
 log = get_logger(__name__)
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""Maximum bytes of deliveries that wait to be sent to one target. Later deliveries are dropped, since they would arrive
-too late."""
+"""Maximum bytes of deliveries that wait to be sent to one target. Further deliveries are dropped, since they would
+arrive too late."""
 MAX_UNTAKEN_BYTES = 64 << 20
-"""Bytes of received features that the engine has not taken, above which the stream is not read."""
+"""Maximum bytes of received features that the engine has not stored yet. Above it the stream is not read."""
 RETRY_S = 0.005
-"""Seconds between two looks at the bytes that the engine has not taken, while the stream is not read."""
+"""Seconds between two checks whether the engine has stored enough features for the stream to be read again."""
 
 
 class TargetLink:
-    """Stream to one target, from its opening until it ends."""
+    """Stream to one target. After it has ended, another link replaces it."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class TargetLink:
         return self._registration
 
     def put(self, item: tpb.Delivery) -> bool:
-        """Queue a delivery; return False if it is dropped because too many bytes wait. With an empty queue any size is
-        accepted.
+        """Queue a delivery, and return True. If too many bytes wait already, drop it and return False. An empty queue
+        accepts a delivery of any size.
         """
         size = item.ByteSize()
         if self._backlog_bytes and self._backlog_bytes + size > MAX_BACKLOG_BYTES:
@@ -143,7 +143,7 @@ class TargetLink:
             await asyncio.sleep(RETRY_S)  # the target bounds what it cannot send
 
     async def close(self) -> None:
-        """End the stream for good, and remove the stream's series from the metrics."""
+        """End the stream for good, and remove its series from the metrics."""
         self.is_broken = True
         self._watch.cancel()
         await asyncio.gather(self._watch, self._outbox.close(), return_exceptions=True)
