@@ -26,12 +26,12 @@ from target_service.leases.lease import DeliveredDrafts
 from target_service.step.step_rows import Decided
 
 NUM_BEST = 5
-"""Number of likeliest tokens that an explanation lists at most for a position; the maximum in the protocol."""
+"""Maximum number of likeliest tokens that an explanation lists for a position, which is the protocol's maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """Step of one slot that is to be explained."""
+    """Decided step of one slot, to be explained to the user."""
 
     proposal: Proposal
     state: SamplingState
@@ -41,9 +41,9 @@ class ExplainRequest:
 
 
 def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey, pb.Explanation]:
-    """Return the explanation of each decision, by slot. Call it before any of the decisions is committed.
+    """Return an explanation of each decision, by slot. Call it before any of the decisions is committed.
 
-    logits: [R, V] float32 of the step, on any device; the rows that are read are copied to the host at once.
+    logits: [R, V] float32 of the step, on any device; only the rows that are needed are copied to the host.
     """
     rows = [request.start + 1 + request.decided.last for request in requests]
     host = HostLogits(logits[to_device(np.array(rows), logits.device)])  # [len(requests), V]
