@@ -74,7 +74,7 @@ def lock_cores(count: int, folder: Path | None = None, offered: frozenset[int] |
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """Settings and placement of a worker, the same for all its lives."""
+    """Settings and placement of a worker. They stay the same when Ray restarts the worker."""
 
     member: str
     """Name of the worker."""
@@ -94,13 +94,13 @@ class ActorSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartedActor:
-    """Outcome of a successful start: the addresses and the process of a worker that can be called."""
+    """Outcome of a successful start: where the worker can be called, and which process it is."""
 
     address: str
     """Address host:port of the worker's gRPC server."""
     pid: int
     epoch: int
-    """Number of the worker's life."""
+    """Epoch of the worker, a number that differs at each start."""
     metrics_address: str | None
     """Address host:port of the worker's Prometheus endpoint; None if it has none."""
     node: str

@@ -29,7 +29,9 @@ _IN = re.compile(r"in\((.*)\)")
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """Resources of one machine of the cluster. They are its total or its free resources, as the caller needs."""
+    """Resources of one machine of the cluster: its total resources (from `Cluster.nodes`), or its free ones (from
+    `Cluster.free`).
+    """
 
     num_cpus: float
     num_gpus: float
@@ -159,7 +161,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 Free = tuple[float, float]
-"""Free CPUs and free GPUs of a machine."""
+"""Pair of the numbers of free CPUs and free GPUs of a machine."""
 
 
 class _Spreading:

@@ -45,14 +45,14 @@ class PoolMember:
     """The worker's actor."""
     state: registry_pb2.WorkerState = STARTING
     started: StartedActor | None = None
-    """Addresses of the worker in its present life; None before they are known, and after that life has ended."""
+    """Addresses of the worker's present process; None before they are known, and after that process has ended."""
     epoch: int = 0
     """Epoch of the worker when its addresses were last known; 0 until they are known for the first time."""
     is_watched: bool = False
     """Whether the launcher calls the worker's GetInfo every second. False before its address is known, and while it is
     lost."""
     info: common_pb2.WorkerInfo | None = None
-    """Last reply to GetInfo in the present life; None before the first."""
+    """Last reply to GetInfo of the worker's present process; None before the first."""
     info_at_s: float = 0.0
     """Time of the call to which `info` is the reply."""
     is_adopted: bool = False

@@ -99,7 +99,7 @@ class Scaler:
     def decide(self, load: PoolLoad, now_s: float) -> Decision:
         """Return the change of size that is due now.
 
-        load: the pool's present load. now_s: seconds of any monotonic clock, the same at every call.
+        load: the pool's present load. now_s: time in seconds, by a monotonic clock that is the same one at every call.
         """
         if load.num_starting:
             self.reset()

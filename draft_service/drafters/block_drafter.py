@@ -84,7 +84,7 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
 
 
 def block_of(draft_slot: DraftSlot) -> Block:
-    """Return the block of a slot, which must have one."""
+    """Return the block that a block drafter has predicted for a slot. The slot must have one."""
     assert draft_slot.block is not None, "it has none"
     return draft_slot.block
 

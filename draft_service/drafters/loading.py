@@ -35,11 +35,12 @@ log = get_logger(__name__)
 class ModelState(ModelWorkerState):
     """What a draft worker with a model holds after loading it.
 
-    Unless the model has an encoder or fills masks, it can also draft for targets with another vocabulary.
+    The model can also draft for targets with another vocabulary, unless it has an encoder or predicts at mask tokens.
     """
 
     block: BlockShape | None = None
-    """Layout of the blocks of masks that the model fills; None for a model that drafts one token at a time."""
+    """Layout of a block of mask tokens, at which the model predicts several tokens in one forward; None for a model
+    that drafts one token at a time."""
     shared_vocabularies: list[pb.SharedVocabulary] = field(default_factory=list)
     """Descriptions of the vocabularies of targets with another tokenizer that the draft can draft for. Pairing checks
     with targets add to them."""

@@ -106,8 +106,8 @@ class TableSlot(BareSlot):
         self.follower.append(ids)
 
     def counts_after(self, path: Sequence[int]) -> Counts | None:
-        """Return how often each id followed, by the table, the committed tokens and then a path of draft tokens; None
-        if there are no counts.
+        """Return how often, by the table, each id has followed the committed tokens and then a path of draft tokens;
+        None if there are no counts.
 
         `path`: ids of the draft tokens.
         """

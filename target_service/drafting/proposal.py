@@ -69,8 +69,8 @@ class Proposal:
         return None
 
     def row(self) -> Row:
-        """Return the slot's row of the forward: committed tokens that are not cached, then the tree, then the extra
-        rows.
+        """Return what the forward is fed for the slot: the committed tokens that are not cached, then the tree, then
+        the extra rows, from which draft tokens for later steps are made.
 
             2 uncached committed tokens, tree parents [-1, 0, 0]: row parents [-1, 0, 1, 2, 2]
         """

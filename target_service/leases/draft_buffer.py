@@ -260,9 +260,10 @@ class DraftBuffer:
 
         prob_of_rank: function that returns a node's acceptance probability by its rank among its siblings. kind:
         sampled or deterministic. shape: maximum size of the tree. Parents come before their children, and siblings in
-        the order of their ranks. Probabilities depend on ranks alone, never on tokens. Example: ranks 0 and 1 have
-        probability 0.6 and 0.3; a and b are under the root, c is under a; the shape has 2 nodes. The result is a (0.6)
-        and c (0.36), which comes before b (0.3).
+        the order of their ranks. Probabilities depend on ranks alone, never on tokens.
+
+        Example: ranks 0 and 1 have probability 0.6 and 0.3; a and b are under the root, c is under a; the shape has 2
+        nodes. The result is a (0.6) and c (0.36), which comes before b (0.3).
         """
         nodes = list[int]()
         probs = list[float]()

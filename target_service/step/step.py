@@ -332,8 +332,8 @@ class Step:
         self._metrics.steps.labels(kind=kind).inc()
 
     def fail(self, error: Exception) -> None:
-        """Answer the slots of a failed step that have no verdict yet with an error. They stay open, except slots that
-        were being prefilled.
+        """After a step that raised, send an error to the gateways of its slots that have no verdict yet. The slots stay
+        open, except those that were being prefilled.
 
         error: what `run` raised.
         """
