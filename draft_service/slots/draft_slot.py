@@ -38,8 +38,8 @@ class DraftSlot:
     slot: BareSlot
     """Slot with the committed tokens, and with their cache if the drafter has one."""
     acceptance: SlotAcceptance
-    """Acceptance probabilities of draft tokens, by their rank among siblings. They start from those of slots with like
-    sampling parameters, and are then learned in this slot."""
+    """Acceptance probabilities of draft tokens, by their rank among siblings. The probability of rank 0 is learned in
+    this slot, and the proportions of the other ranks in all slots with like sampling parameters."""
     tree: Growth = field(init=False)
     """Draft tree below the last committed token."""
     is_growing: bool = False
