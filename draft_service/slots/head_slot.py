@@ -114,9 +114,9 @@ class HeadSlot(Slot):
         return num_tokens
 
     def publish(self) -> None:
-        """Offer the slot's cache for prefix caching, and drop features that have been used.
+        """Let other slots use this slot's cache (prefix caching), and drop features that have been used.
 
-        A cache that does not begin at the first token that it can hold is not offered, since it depends on where it
+        A cache that begins later than at its first possible token is not shared, since its entries depend on where it
         begins.
         """
         if self.first == self.lag:

@@ -76,7 +76,7 @@ class VerifyDemand:
     """Monotonic time, in seconds, since which the slot has been ready."""
 
     def part(self, num_drafts: int) -> tuple[bytes, float, int]:
-        """Return what the slot is in a step that verifies its first num_drafts draft tokens: (caller, expected number
+        """Return what the slot adds to a step that verifies its first num_drafts draft tokens: (caller, expected number
         of tokens that the slot commits, number of its rows).
         """
         if num_drafts and self.is_whole:

@@ -81,7 +81,9 @@ class Candidates:
         return replace(demand, extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=cost_rows)
 
     def num_after(self, choice: VerifyChoice) -> int:
-        """Return the number of tokens that the slot's cache will hold after a step that verifies what `choice` says."""
+        """Return the number of tokens that the slot's cache will hold after a step with the draft tokens and extra rows
+        that the budget chose.
+        """
         num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
         for budget_item in self.budget_items[: choice.num_drafts]:
             num_tokens += bool(budget_item.nodes or self.drafter)
