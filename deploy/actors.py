@@ -83,8 +83,8 @@ class ActorSpec:
     role: str
     """Role of the worker: target or draft."""
     settings: dict[str, Any]
-    """Settings of the worker that are not left at their defaults, by field name of TargetConfig or DraftConfig. Without
-    the field `host`, the worker listens on its machine's own address."""
+    """Settings of the worker that were set explicitly, by field name of TargetConfig or DraftConfig. Without the field
+    `host`, the worker listens on its machine's own address."""
     placement: Placement
     """Resources that Ray reserves for the worker, and labels of the machines that may run it. A launcher adopts a
     running worker only if it would give the worker this same placement."""

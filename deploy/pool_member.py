@@ -64,8 +64,8 @@ class PoolMember:
     num_failures: int = 0
     """Number of failed calls since the last successful one."""
     failing_since_s: float | None = None
-    """Time of the first failed call since the last successful one. None while calls succeed, and once the worker's
-    process has ended."""
+    """Time of the first failed call since the last successful one; None while calls succeed, and after the process has
+    ended."""
     hanging_since_s: float | None = None
     """Time since which the worker does not reply, or its engine hangs. None while it replies, even with an error, and
     its engine works."""

@@ -33,7 +33,7 @@ log = get_logger(__name__)
 NAMESPACE = "outrider"
 """Ray namespace of all actors."""
 STOP_GRACE_S = 2.0
-"""Seconds that a worker's streams have to end by themselves when the worker is stopped."""
+"""Seconds that streams have to end by themselves when a worker is stopped."""
 
 
 class Ranks:
@@ -106,7 +106,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class ActorLost:
-    """Outcome of a call to an actor whose process has ended, or that cannot be called now."""
+    """Outcome of a call of an actor whose process has ended, or that cannot be called now."""
 
     message: str
     """Reason that Ray gives."""

@@ -88,7 +88,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         return await asyncio.wrap_future(self._scale(request.pool, count))
 
     async def end_all(self) -> None:
-        """End the calls of all gateways, so that they join another launcher."""
+        """End the calls of all gateways, which then join another launcher."""
         self._is_stopping = True
         for reading in list(self._joined):
             reading.cancel()

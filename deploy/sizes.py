@@ -71,7 +71,7 @@ class SizeChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Change of a pool's number of workers, and the reason for the log."""
+    """Change of a pool's number of workers, and its reason for the log."""
 
     change: SizeChange
     reason: str
@@ -205,7 +205,7 @@ class PoolLoads:
             _add(samples, at_s, info.busy_us, 0)
 
     def forget(self, member: str) -> None:
-        """Drop the replies of the worker `member`."""
+        """Drop the replies of a worker."""
         self._busy.pop(member, None)
 
     def set_reports(self, reports: Iterable[registry_pb2.GatewayReport], at_s: float) -> None:

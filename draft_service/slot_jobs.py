@@ -20,7 +20,7 @@ FeatureBits = NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True)
 class AdvanceJob:
-    """Job that commits tokens of a slot, and lets draft tokens grow after them."""
+    """Job that commits tokens of a slot and lets its draft tokens grow after them."""
 
     owner: int
     slot_id: int
@@ -32,7 +32,7 @@ class AdvanceJob:
     levels: tuple[BeamLevel, ...] = ()
     """Decided levels of a beam search, which take the place of `committed_ids`; empty for other requests."""
     error: str = ""
-    """What is wrong with the received levels of a beam search; empty if nothing is."""
+    """What is wrong with the received levels of the beam search; empty if they are valid."""
 
     @property
     def decided(self) -> tuple[Any, ...]:

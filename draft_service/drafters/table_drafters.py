@@ -38,7 +38,7 @@ class TableState(WorkerState):
     vocabulary: Vocabulary = field(kw_only=True)
 
     def info(self) -> pb.WorkerInfo:
-        """Return the description of the worker. Its model id is the name of the drafter."""
+        """Return the description of the worker; its model id is the drafter's name."""
         assert isinstance(self.config, DraftConfig)
         info = super().info()
         info.MergeFrom(

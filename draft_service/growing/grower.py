@@ -39,7 +39,7 @@ MAX_WHOLE_IDS = 2048
 slot together has at most this many ids. Cut distributions are much smaller: with 4,096 ids, whole ones took 117 to 156
 kB for each committed token, and cut ones 5 to 9 kB."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
-"""Maximum bytes of distributions that one slot's tree keeps, in case they must be sent again."""
+"""Maximum bytes of distributions that one slot's tree keeps in case they have to be sent again."""
 BYTES_AN_ID = 20
 """Bytes per id of a kept distribution: a float32 score, an int64 id and a float64 weight."""
 

@@ -61,4 +61,4 @@ class DraftSlot:
 
 
 NodeRequest = tuple[DraftSlot, Sequence[int]]
-"""A slot, and the nodes of its tree (or ROOT) after which distributions are requested."""
+"""A slot, and those nodes of its tree, or ROOT, after which distributions are requested."""

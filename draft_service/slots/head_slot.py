@@ -68,7 +68,7 @@ class HeadSlot(Slot):
         return max(0, min(len(self.committed) - 1, self.features.end) + self.lag - self.first)
 
     def features_of(self, num_tokens: int) -> Tensor:
-        """Return the features for the next num_tokens tokens to feed, [num_tokens, width] bfloat16."""
+        """Return the features of the next num_tokens tokens to feed, [num_tokens, width] bfloat16."""
         start = self.first + len(self.cached) - self.lag
         data = np.frombuffer(self.features.read(start, start + num_tokens), dtype=np.uint16)
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))

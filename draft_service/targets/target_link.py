@@ -24,8 +24,8 @@ from outrider.wire.transport.tls import Dialer
 log = get_logger(__name__)
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""Maximum bytes of deliveries that wait to be sent to one target. Further deliveries are dropped, since they would
-arrive too late."""
+"""Maximum bytes of deliveries that wait to be sent to one target. Later deliveries are dropped, since they would arrive
+too late."""
 MAX_UNTAKEN_BYTES = 64 << 20
 """Maximum bytes of received features that the engine has not stored yet. Above it the stream is not read."""
 RETRY_S = 0.005
@@ -143,7 +143,7 @@ class TargetLink:
             await asyncio.sleep(RETRY_S)  # the target bounds what it cannot send
 
     async def close(self) -> None:
-        """End the stream for good, and remove its series from the metrics."""
+        """End the stream for good, and remove the stream's series from the metrics."""
         self.is_broken = True
         self._watch.cancel()
         await asyncio.gather(self._watch, self._outbox.close(), return_exceptions=True)

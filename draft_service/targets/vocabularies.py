@@ -52,7 +52,7 @@ class TargetVocabularies:
         """Epoch and vocabulary by the target's address."""
         self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
         self.infos: list[pb.SharedVocabulary] = []
-        """Descriptions of the vocabularies to which the draft translates, for its WorkerInfo."""
+        """Descriptions of the vocabularies to which the draft translates."""
 
     async def learn(self, address: str, target_epoch: int) -> None:
         """Ask a target for its vocabulary. If that differs from the draft's, prepare a translation between the two.

@@ -71,7 +71,7 @@ class VerifyDemand:
     """Number of rows that `extra_gain` must pay for: the extra rows, and the draft tokens that earlier extra rows
     made."""
     scheduling: Scheduling = field(default_factory=Scheduling)
-    """Caller, weight, priority and time limit of the request."""
+    """Caller, weight, priority and limits of the request."""
     ready_s: float = 0.0
     """Monotonic time, in seconds, since which the slot has been ready."""
 
@@ -107,7 +107,7 @@ class _RowGroup(NamedTuple):
     index: int
     """Index of the slot."""
     gain: float
-    """Expected number of tokens that these rows bring."""
+    """Expected number of tokens of these rows."""
     num_rows: int
 
 

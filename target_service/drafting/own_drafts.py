@@ -58,7 +58,7 @@ class OwnDrafts:
         return JobError(JobFault.INVALID, why + drafter.remedy)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
-        """Begin to draft for a new slot, in place of an older slot with the same key."""
+        """Begin to draft for a new slot. It replaces an older slot with the same key."""
         self.close(slot.key, is_ended=False)
         available = dict[Drafter, TargetDrafter]()
         for name in job.own_drafters:

@@ -16,7 +16,7 @@ from target_service.leases.lease import Lease, SlotDrafter
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Draft tokens that a slot's next step might verify, of one drafter or several."""
+    """Draft tokens that a slot's next step might verify, of one or several drafters."""
 
     lease: Lease
     trees: Mapping[SlotDrafter, CandidateTree] = field(default_factory=dict)

@@ -21,7 +21,7 @@ MAX_BACKLOG_BYTES = 64 << 20
 """Maximum bytes of features that wait to be written to one draft worker. Further features are not queued; they are sent
 later, as far as the target still keeps them."""
 PART_BYTES = 4 << 20
-"""Approximate maximum bytes of features in one message. It is bounded because later messages wait until the message is
+"""Approximate maximum bytes of features in one message. It is bounded because later messages wait until it is
 written."""
 
 

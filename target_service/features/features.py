@@ -59,7 +59,7 @@ class FeatureSubscription:
     has_begun: bool = False
     """Whether the lease has begun. A draft worker may subscribe before its lease has begun at the target."""
     dropped_end: int = 0
-    """Position after the last token whose feature was counted as dropped in the metrics."""
+    """Position after the last token whose feature was counted as dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +192,8 @@ class Features:
         return torch.frombuffer(buffer.read(position, position + 1), dtype=torch.bfloat16)
 
     def cut(self, key: SlotKey, end: int) -> None:
-        """Drop the kept features of a slot from position `end` on. Call it when the tokens from there on were replaced
-        by others.
+        """Drop the kept features of a slot from position `end` on. Call it when the slot's tokens from there on were
+        replaced.
         """
         for buffer in self._buffers.get(key, {}).values():
             buffer.truncate(end)

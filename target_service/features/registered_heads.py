@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_HEADS = 16
-"""Maximum number of heads whose projections are kept or being uploaded. It is bounded because each takes time in every
+"""Maximum number of projections that are kept or being uploaded. It is bounded because each takes time in every
 step."""
 MAX_HEADS_BYTES = 1 << 30
 """Maximum bytes of all projections. It is enough for two projections, each from three layers of 8192 elements to
@@ -157,7 +157,7 @@ class Heads:
             )
 
     def add_piece(self, stream: FeatureStream, piece: tpb.HeadWeights) -> None:
-        """Queue a piece of the projection that the stream uploads. A piece that was not asked for is answered with a
+        """Queue a piece of the projection that the stream uploads. A piece that is not expected is answered with a
         refusal.
         """
         upload = self._uploads.get(stream)

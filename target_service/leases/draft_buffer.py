@@ -207,8 +207,8 @@ class DraftBuffer:
         return bool(chain) and chain[-1] in self.ended
 
     def chain(self, max_len: int) -> list[int]:
-        """Return the nodes of the likeliest path from the root, at most max_len: first sampled nodes, then
-        deterministic ones.
+        """Return at most max_len nodes of the likeliest path from the root: first sampled nodes, then deterministic
+        ones.
         """
         nodes = list[int]()
         parent = ROOT

@@ -26,7 +26,7 @@ class SlotDrafter:
     """One drafter of one slot, and how likely its draft tokens are accepted there."""
 
     drafter: Drafter | None
-    """The drafter: one of the target's own; MODEL for a draft worker; None for the request's grammar."""
+    """Which drafter: one of the target's own, MODEL for a draft worker, or None for the request's grammar."""
     acceptance: SlotAcceptance
     """Acceptance probabilities of the drafter's tokens, by their rank among siblings."""
 
@@ -39,7 +39,7 @@ class SlotDrafter:
 
 @dataclass(eq=False, slots=True)
 class DeliveredDrafts(SlotDrafter):
-    """A draft worker as a drafter of one slot: its ticket, its draft buffer, and the times of its deliveries."""
+    """Draft worker as a drafter of one slot: its ticket, its draft buffer, and the times of its deliveries."""
 
     ticket: int
     is_active: bool
@@ -131,7 +131,7 @@ class Lease:
         return self.drafts[0]
 
     def draft_of_ticket(self, ticket: int) -> DeliveredDrafts:
-        """Return the draft worker that delivers under a ticket. The ticket must be one of the lease's."""
+        """Return the draft worker that delivers under a ticket, which is one of the lease's."""
         return next(draft for draft in self.drafts if draft.ticket == ticket)
 
     @property

@@ -81,9 +81,7 @@ class RefusedDelivery:
 
 
 class Timings(NamedTuple):
-    """Durations of one step in microseconds, and the size of its forward. The message of the protocol has the same
-    fields.
-    """
+    """Durations of one step in microseconds, and the size of its forward. The protocol's message has these fields."""
 
     wait_us: int
     queue_us: int
@@ -96,7 +94,7 @@ class Timings(NamedTuple):
 
 
 class DraftOutcome(NamedTuple):
-    """What became of one drafter's draft tokens in a step. The message of the protocol has the same fields."""
+    """What became of one drafter's draft tokens in a step. The protocol's message has the same fields."""
 
     num_drafted: int = 0
     """Number of verified nodes that this drafter proposed. A node that several drafters proposed counts only for the
@@ -128,8 +126,8 @@ class Verdict:
     finish: Finish | None
     """Finish reason of the output; None if it continues."""
     outcomes: Sequence[DraftOutcome]
-    """What became of each draft worker's tokens, in the order of the tickets, and last of the target's own
-    drafter's."""
+    """What became of each drafter's tokens: one entry for each draft worker, in the order of the tickets, and a last
+    one for the target's own drafter."""
     drafter: Drafter | None
     """Drafter of the verified tokens; None if no draft token was verified, or if the grammar forced them."""
     depth: int

@@ -75,7 +75,7 @@ class Leases:
         return speculation
 
     def running(self) -> list[Lease]:
-        """Return the leases whose slots may take another step."""
+        """Return the leases that may take another step."""
         return [lease for lease in self._leases.values() if lease.is_running]
 
     def opened(self, job: OpenJob) -> None:
@@ -85,7 +85,7 @@ class Leases:
         self._opened[key] = (job.speculation, job.own_drafters)
 
     def slots_of(self, owner: int) -> list[SlotKey]:
-        """Return the keys of all slots that one gateway stream has opened. owner: the stream's number."""
+        """Return the keys of the open slots of one gateway stream. owner: the stream's number."""
         return [key for key in self._opened if key[0] == owner]
 
     def closed(self, key: SlotKey) -> None:

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class SearchInput(NamedTuple):
-    """Tokens of one beam search that a step feeds."""
+    """Tokens of a beam search that one step feeds."""
 
     row: Row
     num_tail: int
-    """Number of committed tokens that are not cached yet. They come first in the row."""
+    """Number of committed tokens that are not cached yet; they come first in the row."""
     drafts: Sequence[int]
     """Draft tokens, as nodes of the search's tree. They come last in the row."""
     depth: int
@@ -207,7 +207,7 @@ class Beams:
 
 
 class BestTokens(NamedTuple):
-    """The C likeliest tokens after each of a step's R rows, as arrays in host memory."""
+    """The C likeliest tokens after each of a step's R rows, on the host."""
 
     ids: NDArray[np.int64]
     """Token ids, best first, [R, C]."""

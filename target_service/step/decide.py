@@ -120,8 +120,9 @@ def accept_by_draws(
 
 
 def until_grammar_fails(proposal: Proposal, state: SamplingState, decided: Decided) -> Decided | None:
-    """Return `decided`, cut before the first token after which the request's grammar cannot continue; None if not even
-    the next token can be decided.
+    """Return `decided`, cut so that it ends with the first accepted token after which the request's grammar cannot
+    continue. If the grammar can continue after all of them, return it as it is. None if not even the next token can be
+    decided.
     """
     if not state.params.grammar:
         return decided

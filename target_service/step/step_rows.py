@@ -40,8 +40,8 @@ class Decided:
         return self.path[-1] if self.path else ROOT
 
     def rows(self, start: int) -> list[int]:
-        """Return the indices of the rows of logits along the accepted path, len(path) + 1 of them. start: index of the
-        slot's first row.
+        """Return the indices of the rows of logits along the accepted path, [len(path) + 1]. start: index of the slot's
+        first row.
 
             path (0, 2), start 5: [5, 6, 8]
         """

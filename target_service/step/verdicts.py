@@ -21,7 +21,7 @@ class StepClock:
     """Monotonic time at which the forward began, in seconds."""
     num_slots: int
     num_tokens: int
-    """Number of tokens in the forward, including those of prompts."""
+    """Number of tokens in the forward, those of prompts included."""
     forwarded_s: float = 0.0
     """Monotonic time at which the forward ended, in seconds."""
     decided_s: float = 0.0
