@@ -39,7 +39,7 @@ _ALONE_S = 30.0
 
 
 def is_limited() -> bool:
-    """Return whether this process has a quota of CPU time, as in a container, which shares its cores with others."""
+    """Return whether a cgroup limits the CPU time of this process, as a container's CPU limit does."""
     for path in _QUOTA_FILES:
         with contextlib.suppress(OSError):
             return path.read_text().split()[0] not in ("max", "-1")
@@ -47,11 +47,11 @@ def is_limited() -> bool:
 
 
 def lock_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
-    """Lock the `count` least occupied of the offered cores until this process ends. Return them; all of them if fewer
-    are offered.
+    """Lock `count` CPU cores until this process ends, and return their numbers. Cores with the fewest other holders are
+    locked first. If fewer than `count` cores are offered, all of them are locked.
 
-    folder: folder of the locks, which all workers of a machine share; None = `folders.shared_folder`. offered: cores to
-    choose from; None = all on which this process may run. Raises ConfigError if the locks cannot be made.
+    folder: folder of the lock files, which all workers of a machine share; None = `folders.shared_folder`. offered:
+    cores to choose from; None = all on which this process may run. Raises ConfigError if the locks cannot be made.
     """
     # level 0 is free cores; at level 1 each core has a second holder
     if folder is None:
@@ -74,7 +74,7 @@ def lock_cores(count: int, folder: Path | None = None, offered: frozenset[int] |
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """Settings and placement of a worker, the same for all its lives."""
+    """Settings and placement of a worker. They stay the same when Ray restarts the worker."""
 
     member: str
     """Name of the worker."""
@@ -83,30 +83,30 @@ class ActorSpec:
     role: str
     """Role of the worker: target or draft."""
     settings: dict[str, Any]
-    """Settings that are set explicitly, by field of TargetConfig or DraftConfig. Without `host` the worker listens on
-    its machine's own address."""
+    """Settings of the worker that were set explicitly, by field name of TargetConfig or DraftConfig. Without the field
+    `host`, the worker listens on its machine's own address."""
     placement: Placement
-    """Resources that Ray reserved for the worker, and on which machines. A worker with another placement counts as
-    another worker."""
+    """Resources that Ray reserves for the worker, and labels of the machines that may run it. A launcher adopts a
+    running worker only if it would give the worker this same placement."""
     ranks_folder: str | None = None
-    """Folder through which the ranks of a split target connect; None for a worker of one rank."""
+    """Folder through which the ranks of a tensor-parallel target connect; None for a worker of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedActor:
-    """Outcome of a successful start: the addresses and the process of a worker that can be called."""
+    """Outcome of a successful start: where the worker can be called, and which process it is."""
 
     address: str
     """Address host:port of the worker's gRPC server."""
     pid: int
     epoch: int
-    """Number of the worker's life."""
+    """Epoch of the worker, a number that differs at each start."""
     metrics_address: str | None
     """Address host:port of the worker's Prometheus endpoint; None if it has none."""
     node: str
     """Address of the worker's machine."""
     memory: str = ""
-    """Memory that the worker takes, in words for users."""
+    """Text for users on the worker's resident memory and on the size of its full KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,9 @@ class StartFailure:
 
 
 class WorkerActor:
-    """Actor with one worker. `__init__` starts the worker, since after a restart Ray calls nothing else."""
+    """Ray actor that runs one worker. `__init__` starts the worker, because it is all that Ray calls after a
+    restart.
+    """
 
     def __init__(self, spec: ActorSpec) -> None:
         """Start the worker. Nothing here may import torch before the worker has pinned its threads."""
@@ -153,16 +155,18 @@ class WorkerActor:
         return self._outcome
 
     def spec(self) -> ActorSpec:
-        """Return the spec with which the actor was started, for a launcher that finds it."""
+        """Return the spec with which the actor was started. A later launcher compares it with its own settings."""
         return self._spec
 
     def drain(self, limit_s: float) -> None:
-        """Finish the running slots, for at most `limit_s` seconds, and accept no new ones."""
+        """Accept no new slots, and wait until the running ones have finished, for at most `limit_s` seconds."""
         if isinstance(self._outcome, StartedActor):
             self._handle.drain(limit_s)
 
     def stop(self, grace_s: float) -> None:
-        """End the streams, within `grace_s` seconds, and the engine. The process goes on until it is killed."""
+        """End the gRPC streams, which get `grace_s` seconds to end by themselves, and then the engine. The process
+        stays alive until it is killed.
+        """
         if isinstance(self._outcome, StartedActor):
             self._handle.stop(grace_s)
 
@@ -194,8 +198,8 @@ class WorkerActor:
 
 
 class FollowerActor:
-    """Actor with one rank of a split target other than rank 0. Its process ends with the target's, and Ray restarts
-    both.
+    """Ray actor that runs one rank of a tensor-parallel target other than rank 0. When the target's process ends, this
+    process ends too, and Ray restarts both.
     """
 
     def __init__(

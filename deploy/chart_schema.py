@@ -14,9 +14,9 @@ from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConf
 Schema = dict[str, Any]
 
 KEPT = ("type", "enum", "const", "anyOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-"""Keys that are kept of pydantic's schema of a setting."""
+"""Keys that the chart's schema copies from pydantic's schema of a setting."""
 IN_ALL = {"port", "tls_dir", "metrics_port"}
-"""Settings of every process that the chart itself sets."""
+"""Names of the settings that the chart itself sets in every process."""
 SET_BY_CHART = {
     GatewayConfig: {
         *IN_ALL,
@@ -32,13 +32,13 @@ SET_BY_CHART = {
     TargetConfig: {*IN_ALL, "host", "model"},
     DraftConfig: {*IN_ALL, "host", "model"},
 }
-"""Settings of each process, by their class, that the chart sets from other values. They are not among the chart's
+"""Names of the settings that the chart itself sets, by the config class of the process. They are not among the chart's
 values."""
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 1}
 MAP: Schema = {"type": "object"}
-"""Schema of an object whose contents Kubernetes itself checks."""
+"""Schema that accepts any object. Kubernetes checks the object's contents."""
 LIST: Schema = {"type": "array", "items": MAP}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 NAME: Schema = {"type": "string", "maxLength": 40, "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
@@ -48,8 +48,9 @@ CPU: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, CPU_TEXT]}
 
 
 def closed(properties: Schema, *required: str) -> Schema:
-    """Return the schema of an object with these properties and no others. required: names of those that it must
-    have.
+    """Return the JSON Schema of an object that may have these properties and no others.
+
+    required: names of the properties that the object must have.
     """
     schema: Schema = {"type": "object", "additionalProperties": False, "properties": properties}
     if required:
@@ -58,7 +59,7 @@ def closed(properties: Schema, *required: str) -> Schema:
 
 
 def settings_of(cls: type[GatewayConfig | DraftConfig | TargetConfig]) -> Schema:
-    """Return the schema of a process's settings, without those that the chart itself sets."""
+    """Return the JSON Schema of the settings in `cls`, without those that the Helm chart itself sets."""
     settings = cls.model_json_schema()["properties"]
     names = sorted(settings.keys() - SET_BY_CHART[cls])
     return closed({name: _setting(settings[name]) for name in names})
@@ -170,7 +171,8 @@ DRAFT: Schema = {
     "settings": settings_of(DraftConfig),
 }
 OF_A_PARENT: Schema = {"global": {}, "enabled": FLAG}
-"""Values that a parent chart passes to this one: `enabled` is for the parent's `condition`. No template reads them."""
+"""Schemas of values that Helm passes when this chart is part of another one: `global`, and `enabled`, which the other
+chart's `condition` reads. No template of this chart reads them."""
 VALUES: Schema = {
     **OF_A_PARENT,
     "nameOverride": TEXT,
@@ -202,7 +204,9 @@ VALUES: Schema = {
 
 
 def values_schema() -> str:
-    """Return the text of values.schema.json, in draft 7 of JSON Schema, the newest that every Helm 3 reads."""
+    """Return the text of values.schema.json. It is in draft 7 of JSON Schema, the newest draft that every Helm 3
+    reads.
+    """
     return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **closed(VALUES)}, indent=1) + "\n"
 
 

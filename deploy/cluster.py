@@ -35,8 +35,8 @@ _LOCAL_ENVIRONMENT = {
 
 
 class Cluster:
-    """A Ray cluster, used as a context manager: when its block is left, all that Ray started for this process has
-    ended, agents included.
+    """A Ray cluster, used as a context manager. When its block is left, every process that Ray started for this process
+    has ended, Ray's agents included.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -77,7 +77,7 @@ class Cluster:
         return self._folder
 
     def nodes(self) -> list[ClusterNode]:
-        """Return the resources of each running machine, used or not."""
+        """Return the total resources of each running machine, whether they are in use or not."""
         return [_node(node["Resources"], node["Labels"]) for node in _alive_nodes()]
 
     def free(self) -> list[ClusterNode]:
@@ -149,8 +149,10 @@ class Cluster:
 
 
 def own_authentication(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables for a Ray that this process starts: a new token for its processes, unless the
-    environment has settings for it.
+    """Return environment variables that turn on token authentication for a Ray that this process starts.
+
+    environment: this process's variables. If they hold no token, a new one is made. If they set RAY_AUTH_MODE, the
+    result is empty.
     """
     if environment.get("RAY_AUTH_MODE"):
         return {}
@@ -160,8 +162,8 @@ def own_authentication(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_reachable(address: str) -> None:
-    """Raise ConfigError unless a server listens at `address`: Ray itself tries for minutes and cannot be
-    interrupted.
+    """Raise ConfigError unless a server listens at `address`. Call it before Ray connects, since Ray itself would try
+    for minutes and cannot be interrupted.
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():

@@ -28,7 +28,8 @@ _LINKS = "links of a hub's cache lead out of the folder; copy it with `cp -rL`, 
 def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     """Raise ConfigError for settings with which `docker compose up` cannot start.
 
-    argv: arguments as for `deploy.launcher`. variables: environment of the service `check`.
+    argv: command-line arguments of `deploy.launcher`. variables: environment variables of the compose file's service
+    `check`.
     """
     _check_names(variables)
     if variables.get("DRAFT") and not variables.get("MODEL"):

@@ -21,12 +21,14 @@ _READ_BY = {"gateway": (GatewayConfig,), "launcher": (TargetConfig, DraftConfig)
 
 
 def variable_names(cls: type[GatewayConfig] | type[DraftConfig] | type[TargetConfig]) -> list[str]:
-    """Return the names of the environment variables of a part's settings."""
+    """Return the names of the environment variables that set the settings in `cls`."""
     return [f"{cls.model_config['env_prefix']}{name}".upper() for name in cls.model_fields]
 
 
 def compose_settings() -> str:
-    """Return the text of settings.yml. It names variables without values: Compose passes those on that are set."""
+    """Return the text of settings.yml. It names variables without values, and Compose passes on those that the user has
+    set.
+    """
     services = {}
     for service, parts in _READ_BY.items():
         names = list[str]()

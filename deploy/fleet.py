@@ -30,25 +30,26 @@ _LOST_AFTER_S = 5.0
 """Seconds of failed calls after which a worker counts as lost. One that refuses the connection twice is lost at
 once."""
 HUNG_AFTER_S = 30.0
-"""Seconds that a worker may hang before its process is ended, so that Ray starts another. Also the seconds before the
-next start in a pool whose last worker could not start."""
+"""Seconds that a worker may hang before its process is ended, so that Ray starts another. It is also the pause before
+the next start in a pool whose last new worker could not start."""
 DRAIN_LIMIT_S = 300.0
-"""Maximum time in seconds for which running requests may keep a worker that its pool gives up."""
+"""Maximum seconds for which a worker that is to leave its pool waits for its running requests."""
 _MAX_ENDS = 3
 """Number of ends of a process during its first start after which the start fails."""
 NOTICE_S = 1.5
-"""Seconds until all gateways have a new membership. For so long they may still open slots on a draining worker."""
+"""Seconds within which all gateways receive a new list of workers. Until then they may still open slots on a draining
+worker."""
 
 
 class Workers(Protocol):
-    """Creator and finder of the workers' actors; `ray_workers.RayWorkers` implements it."""
+    """Interface for creating workers' Ray actors and finding running ones. `ray_workers.RayWorkers` implements it."""
 
     def create(self, pool: Pool, member: str) -> Replica: ...
     def adopt(self, pools: Iterable[Pool]) -> Mapping[str, tuple[Pool, Replica]]: ...
 
 
 class Calls(Protocol):
-    """Caller of the workers; `sightings.WorkerCalls` implements it."""
+    """Interface for calling workers and reading the outcomes. `sightings.WorkerCalls` implements it."""
 
     def watch(self, member: str, role: Role, address: str) -> None: ...
     def forget(self, member: str) -> None: ...
@@ -105,8 +106,8 @@ class Fleet:
         return list(self._members.values())
 
     def start(self) -> None:
-        """Start every worker. Workers that an earlier launcher left running are adopted, even more than a pool's count,
-        up to its max.
+        """Start every worker. Workers that an earlier launcher left running are adopted. If more of them run than a
+        pool's count, the pool keeps them, up to its max.
         """
         for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
             self._members[name] = PoolMember(name, pool, worker, is_adopted=True, may_be_used=True)
@@ -116,8 +117,8 @@ class Fleet:
         self._reconcile()
 
     def is_ready(self) -> bool:
-        """Return whether the start is over: at some tick each pool was complete, or its missing workers were drafts
-        that cannot start.
+        """Return whether the start is over. It is over once, at some tick, every pool had all its workers, apart from
+        drafts that cannot start.
         """
         return self._has_started
 
@@ -136,9 +137,10 @@ class Fleet:
         return [member.name for member in self._members.values() if member.state == STARTING]
 
     def tick(self, reports: Iterable[registry_pb2.GatewayReport]) -> registry_pb2.WorkerList | None:
-        """Bring all states up to date. Return the membership if it has changed, else None.
+        """Update the state of all workers. Return the new list of workers for the gateways if it has changed, else
+        None.
 
-        reports: the gateways' reports. Raises OutriderError if the start fails.
+        reports: the latest report of each gateway. Raises OutriderError if the start fails.
         """
         now_s = self._clock()
         reports = list(reports)
@@ -159,15 +161,18 @@ class Fleet:
         return self._changed()
 
     def scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Request to set a pool's size at the next tick, if `count` is not None, and to report sizes then. Return the
-        future of the report.
+        """Ask for a pool's new number of workers at the next tick. Return the future of a reply with the pools' sizes.
 
-        pool: name of the pool; empty = report all pools. May be called on any thread.
+        pool: name of the pool; empty = all pools are in the reply. count: number of workers; None = no size changes,
+        and the reply has the present sizes. May be called on any thread.
         """
         return self._sizes.request_size(pool, count)
 
     def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.WorkerList | None:
-        """Drain every worker. Return the last membership. notice_s: seconds until all gateways have it."""
+        """Drain every worker. Return the last list of workers for the gateways; None if it has not changed.
+
+        notice_s: seconds within which all gateways receive the list.
+        """
         self._is_ending = True
         self._notice_s = notice_s
         for pool in self._all_pools():
@@ -177,7 +182,10 @@ class Fleet:
         return self._changed()
 
     def is_idle(self, reports: Iterable[registry_pb2.GatewayReport] = ()) -> bool:
-        """Return whether no request runs on any worker, after `drain_all`. reports: the gateways' reports."""
+        """Return whether no request runs on any worker. Call it after `drain_all`.
+
+        reports: the latest report of each gateway.
+        """
         now_s = self._clock()
         self._update(now_s, reports)
         return all(self._is_unused(member, now_s) for member in self.members)
@@ -185,8 +193,8 @@ class Fleet:
     def end_all(self, keeps_adopted: bool = False) -> None:
         """Stop all workers at the same time, and kill those that do not stop within seconds.
 
-        keeps_adopted: whether workers of an earlier launcher go on running, since this launcher's own start has
-        failed.
+        keeps_adopted: whether workers that an earlier launcher started are left running. It is set if this launcher's
+        own start has failed.
         """
         for member in self.members:
             if not (keeps_adopted and member.is_adopted):

@@ -107,7 +107,11 @@ class Launcher:
                 raise ConfigError(f"{pool.setting}: {error.message}") from None
 
     def progress(self, part: str, state: str, detail: str, **more: object) -> None:
-        """Print an event about the state of a part, for the process that started the launcher."""
+        """Print an event about the state of one part of the system, as a JSON line for the process that started the
+        launcher.
+
+        part: name of the part. state: its new state. detail: text for users. more: further fields of the event.
+        """
         self._print(event="progress", part=part, state=state, detail=detail, **more)
 
     def _serve(self, cluster: Cluster, address: str) -> None:
@@ -280,7 +284,7 @@ def _member_event(member: PoolMember, started: StartedActor) -> dict[str, object
 
 
 def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. A wrong one ends the process, as argparse does."""
+    """Parse the command line. If it is wrong, argparse ends the process."""
     parser = argparse.ArgumentParser(prog="python -m deploy.launcher", description=__doc__)
     parser.add_argument("--config", required=True, help="YAML file; - reads one line of JSON from stdin")
     parser.add_argument("--registry", help=f"host:port that gateways join at; {_ALONE} unless the file sets another")
@@ -289,7 +293,8 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def read_config(arguments: argparse.Namespace, stop: StopFlag) -> SystemConfig:
-    """Return the settings: from the file on the command line, or from a line of stdin, whose end then sets `stop`.
+    """Return the settings from the YAML file that the command line names, or, with `--config -`, from one line of JSON
+    on stdin. In the second case the end of stdin sets `stop`.
 
     Raises ConfigError.
     """
@@ -326,7 +331,11 @@ def _claim_stdout() -> TextIO:
 
 
 def run(config: SystemConfig, stop: StopFlag, events: TextIO, *, needs_drafts: bool) -> None:
-    """Run a system until `stop` is set. Raises OutriderError if workers that it needs cannot start."""
+    """Run a system until `stop` is set. Raises OutriderError if workers that it needs cannot start.
+
+    events: stream to which the launcher writes its events as JSON lines. needs_drafts: whether the start fails if a
+    draft cannot start.
+    """
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
     configure_logging("info", "launcher", config.gateway.get("log_format", "text"))

@@ -25,10 +25,10 @@ by as many seconds."""
 
 
 def listen(folder: Path, drain: Callable[[], None], limit_s: float) -> None:
-    """Call `drain` on a thread of its own when the container is about to end.
+    """Call `drain`, on a thread of its own, once the container is about to end.
 
-    folder: folder of the workers' sockets. limit_s: maximum time in seconds that `drain` takes. Raises OSError if the
-    folder cannot be used.
+    folder: folder of the workers' sockets, in which this process adds its own. limit_s: maximum seconds that `drain`
+    takes. Raises OSError if the folder cannot be used.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{os.getpid()}.sock"
@@ -54,7 +54,11 @@ def _answer(connection: socket.socket, drain: Callable[[], None], limit_s: float
 
 
 def drain_workers(folder: Path) -> int:
-    """Drain all workers at once. Return their number when each of them has drained, ended, or exceeded its limit."""
+    """Drain all workers of this container at the same time. Return how many there were, once each has drained, ended,
+    or exceeded its time limit.
+
+    folder: folder of the workers' sockets.
+    """
     draining = list[tuple[socket.socket, float]]()
     for path in sorted(folder.glob("*.sock")):
         connected = _connect(path)

@@ -15,10 +15,11 @@ from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import SystemConfig
 
 NO_GPU = ""
-"""Value of CUDA_VISIBLE_DEVICES that hides every GPU: Ray does not set the variable for an actor without a GPU."""
+"""Value of CUDA_VISIBLE_DEVICES that hides every GPU. It is set for workers on the CPU, since Ray leaves the variable
+unset for them."""
 GPU_LABEL = "outrider/gpu"
-"""Label of a node whose only GPU other nodes share, as containers of one machine may. The label's value is the same on
-all nodes with that GPU, and on no other node."""
+"""Label of Ray nodes that share one GPU, as several containers of one machine may. Its value is the same on all nodes
+with that GPU, and on no other node."""
 _MAX_STEPS = 20_000
 """Maximum number of tries to spread workers over nodes, which take a few ms; after them the workers are assumed to
 fit."""
@@ -28,7 +29,9 @@ _IN = re.compile(r"in\((.*)\)")
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """Resources of one machine of the cluster: all of them, or the free ones."""
+    """Resources of one machine of the cluster: its total resources (from `Cluster.nodes`), or its free ones (from
+    `Cluster.free`).
+    """
 
     num_cpus: float
     num_gpus: float
@@ -37,24 +40,26 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Resources of one worker of a pool. For a split target, those of each of its ranks."""
+    """Resources of one worker of a pool. For a tensor-parallel target they are those of each rank."""
 
     device: str
-    """Device, "cpu" or "cuda". With Ray the only GPU that a worker can use is its own, as the first."""
+    """Device, "cpu" or "cuda". It needs no index, since Ray shows a worker no GPU but its own."""
     num_gpus: float
     """Number of GPUs to reserve; a fraction for a GPU that is shared."""
     num_cpus: float
-    """Number of CPUs to reserve. Ray only counts them; the worker pins itself."""
+    """Number of CPUs to reserve. Ray only counts them and pins no process; the worker pins itself to cores."""
     num_cores: int | None
     """Number of cores to which the worker pins itself; None if it is not pinned, or if its settings name the cores."""
     visible_devices: str | None
     """Value of CUDA_VISIBLE_DEVICES; None = the value that Ray sets."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Selectors of labels that the machine must match, by label."""
+    """Conditions on the labels of the machine in Ray's syntax, by name of the label."""
     num_ranks: int = 1
-    """Number of processes on one machine, each with these resources."""
+    """Number of ranks of a tensor-parallel target, all on one machine and each with these resources; 1 for other
+    workers."""
     gpu_memory_utilization: float | None = None
-    """Value of the setting of this name for workers that do not set it; None = the default."""
+    """Value of the setting `gpu_memory_utilization` for workers that do not set it themselves; None = the setting's
+    default."""
 
     def __str__(self) -> str:
         parts = [f"{self.num_cpus:g} CPU"]
@@ -70,11 +75,11 @@ class Placement:
 def place(
     config: SystemConfig, nodes: Iterable[ClusterNode], local_cores: frozenset[int] | None
 ) -> dict[str, Placement]:
-    """Return the placement of each worker by its pool's name.
+    """Return, by pool name, the placement of each worker of the pool.
 
-    nodes: the cluster's machines. local_cores: CPU cores of the only machine, to share among the workers; None if there
-    are several machines, and workers are pinned only to cores that their settings name. Raises ConfigError if there are
-    not enough resources.
+    nodes: the cluster's machines. local_cores: if the cluster is only this machine, its CPU cores, which are shared out
+    among the workers. None = several machines; workers are then pinned only to cores that their settings name. Raises
+    ConfigError if there are not enough resources.
     """
     nodes = list(nodes)
     devices = {pool.name: _device(pool, nodes) for pool in config.pools}
@@ -103,7 +108,8 @@ def place(
 def check_capacity(required: Mapping[str, tuple[Placement, int]], nodes: Iterable[ClusterNode], verb: str) -> None:
     """Raise ConfigError if the workers cannot be spread over the nodes.
 
-    required: a worker's placement and the number of workers, by pool. verb: verb for the error, "has" or "has free".
+    required: a worker's placement and the number of workers, by pool. verb: "has" or "has free", which tells in the
+    error's text whether `nodes` are total or free resources.
     """
     nodes = list(nodes)
     workers = list[Placement]()
@@ -124,7 +130,9 @@ def check_capacity(required: Mapping[str, tuple[Placement, int]], nodes: Iterabl
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Return whether labels match a selector of Ray's, which has for each label: value, !value, in(...) or !in(...)."""
+    """Return whether a node's labels match a label selector of Ray. The selector has one condition for each label name:
+    value, !value, in(...) or !in(...).
+    """
     return all(_has(labels.get(key), condition) for key, condition in selector.items())
 
 
@@ -153,7 +161,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 Free = tuple[float, float]
-"""Free CPUs and free GPUs of a machine."""
+"""Pair of the numbers of free CPUs and free GPUs of a machine."""
 
 
 class _Spreading:

@@ -20,11 +20,11 @@ STARTING = registry_pb2.WORKER_STATE_STARTING
 SERVING = registry_pb2.WORKER_STATE_SERVING
 DRAINING = registry_pb2.WORKER_STATE_DRAINING
 MAX_RETRY_S = 10.0
-"""Longest pause in seconds before another start of a worker that did not start; the first pause is 1 s."""
+"""Longest pause in seconds between a worker's failed start and its next start. The first pause is 1 s."""
 
 
 class Replica(Protocol):
-    """Actor of a worker, as the fleet uses it; `ray_workers.RayWorker` implements it."""
+    """Interface of one worker's Ray actor. `ray_workers.RayWorker` implements it."""
 
     def query(self) -> None: ...
     def answer(self) -> Answer | None: ...
@@ -45,20 +45,21 @@ class PoolMember:
     """The worker's actor."""
     state: registry_pb2.WorkerState = STARTING
     started: StartedActor | None = None
-    """Addresses of the worker in its present life; None before they are known, and after that life has ended."""
+    """Addresses of the worker's present process; None before they are known, and after that process has ended."""
     epoch: int = 0
     """Epoch of the worker when its addresses were last known; 0 until they are known for the first time."""
     is_watched: bool = False
-    """Whether the launcher calls the worker every second at its address. False while the worker is lost."""
+    """Whether the launcher calls the worker's GetInfo every second. False before its address is known, and while it is
+    lost."""
     info: common_pb2.WorkerInfo | None = None
-    """Last reply to GetInfo in the present life; None before the first."""
+    """Last reply to GetInfo of the worker's present process; None before the first."""
     info_at_s: float = 0.0
     """Time of the call to which `info` is the reply."""
     is_adopted: bool = False
     """Whether an earlier launcher started the worker."""
     may_be_used: bool = False
-    """Whether gateways may have streams to the worker: its present life has served, or may have served for an earlier
-    launcher."""
+    """Whether gateways may have streams to the worker. True once its present process has served, and for an adopted
+    worker, which may have served before."""
     has_served: bool = False
     num_failures: int = 0
     """Number of failed calls since the last successful one."""
@@ -66,25 +67,28 @@ class PoolMember:
     """Time of the first failed call since the last successful one; None while calls succeed, and after the process has
     ended."""
     hanging_since_s: float | None = None
-    """Time from which the worker does not reply or its engine hangs; None while neither is so. A refusal counts as a
-    reply."""
+    """Time since which the worker does not reply, or its engine hangs. None while it replies, even with an error, and
+    its engine works."""
     is_silent: bool = False
-    """Whether nothing at all came back from the last call."""
+    """Whether the worker's server answered the last call with neither a reply nor an error."""
     last_reply_at_s: float | None = None
-    """Time of the last call from which anything came back, a refusal included; None before the first."""
+    """Time of the last call that the worker's server answered with a reply or an error; None before the first."""
     query_at_s: float | None = None
-    """Time at which the actor is to be called for its outcome again; None if no such call is due."""
+    """Time at which the launcher is to ask the actor again how its start went; None if it is not to ask."""
     num_refused: int = 0
-    """Number of lives in a row that did not start."""
+    """Number of failed starts in a row."""
     why: str = ""
-    """Reason why the last life did not start, with the paths of files, for the log; empty if it started."""
+    """Reason why the last start failed, for the log; empty if it succeeded. It may contain paths of files."""
     retry_at_s: float | None = None
-    """Time at which the worker's process is to be ended, so that Ray starts another; None if that is not due."""
+    """Time at which the worker's process is to be ended after a failed start, so that Ray starts another; None if it is
+    not to be ended."""
     draining_since_s: float = 0.0
     stopping_since_s: float | None = None
 
     def end_life(self) -> None:
-        """Record that the present life has ended: no gateway uses the worker, and earlier failures no longer count."""
+        """Record that the worker's process has ended. Gateways may no longer use the worker, and its failed calls no
+        longer count.
+        """
         self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False
 
@@ -93,15 +97,17 @@ class PoolMember:
         return self.hanging_since_s is not None and now_s - self.hanging_since_s >= after_s
 
     def is_idle_since(self, noticed_s: float) -> bool:
-        """Return whether the last reply is from after `noticed_s` and has no slots in use.
+        """Return whether the worker's last reply is from after `noticed_s` and reports no slots in use.
 
-        noticed_s: time by which all gateways have the membership in which the worker drains.
+        noticed_s: time by which all gateways know that the worker drains.
         """
         return self.info is not None and self.info_at_s >= noticed_s and not self.info.num_slots_in_use
 
     def record_failed_start(self, why: str, now_s: float) -> None:
-        """Record that a life did not start. The next life starts after a pause, which grows with each failure. why: the
-        reason.
+        """Record that a start of the worker failed. The next start follows after a pause, which grows with each
+        failure.
+
+        why: reason of the failure. now_s: present time.
         """
         self.end_life()
         self.retry_at_s = now_s + min(2.0 ** min(self.num_refused, 4), MAX_RETRY_S)
@@ -109,7 +115,7 @@ class PoolMember:
         self.why = why
 
     def record_serving(self) -> None:
-        """Record that the present life serves. Failures of earlier lives no longer count."""
+        """Record that the worker's present process serves. Earlier failed starts no longer count."""
         self.state = SERVING
         self.has_served = True
         self.num_refused = 0
@@ -118,7 +124,7 @@ class PoolMember:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the worker is watched, has replied in this life, and its calls do not fail."""
+        """Whether the worker is watched, its present process has replied, and the last call succeeded."""
         return self.is_watched and self.info is not None and self.failing_since_s is None
 
     @property
@@ -132,7 +138,9 @@ class PoolMember:
         return (self.state == SERVING, num_slots, -int(self.name.rpartition("-")[2]))
 
     def message(self) -> registry_pb2.Worker:
-        """Return the worker's entry in the membership. It has the addresses unless the worker is starting."""
+        """Return the worker's entry in the list of workers that gateways get. While the worker starts, the entry has no
+        addresses.
+        """
         message = registry_pb2.Worker(
             name=self.name,
             pool=self.pool.name,
@@ -148,7 +156,7 @@ class PoolMember:
 
 
 def describe_fault(sighting: Sighting) -> str | None:
-    """Return the reason why a worker cannot be used after a call with this outcome; None if it can."""
+    """Return the reason why a worker cannot be used, from the outcome of a call to it; None if it can be used."""
     if sighting.refusal is not None:
         return f"it refuses GetInfo: {sighting.refusal}"
     if sighting.info is None:

@@ -31,14 +31,14 @@ from outrider.wire.transport.host import split_evenly
 log = get_logger(__name__)
 
 NAMESPACE = "outrider"
-"""Namespace of the actors in Ray."""
+"""Ray namespace of all actors."""
 STOP_GRACE_S = 2.0
 """Seconds that streams have to end by themselves when a worker is stopped."""
 
 
 class Ranks:
-    """Processes (ranks) of one split target, in one placement group of Ray. Call `start_followers` and `stop` once
-    each.
+    """Ranks (processes) of one tensor-parallel target, in one placement group of Ray. Call `start_followers` and `stop`
+    once each.
     """
 
     def __init__(self, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
@@ -67,15 +67,16 @@ class Ranks:
         self._group: Any = _ray().util.placement_group([bundle] * num_ranks, "STRICT_PACK", **labels)
 
     def cores_of(self, rank: int) -> str | None:
-        """Return the cores of a rank, in the form of the setting `cpu_cores`; None if that setting is not set."""
+        """Return the cores of a rank as text such as the setting `cpu_cores` has; None if that setting is not set."""
         cores = self._cores[rank]
         if cores is None:
             return None
         return format_cores(cores)
 
     def options(self, options: dict[str, Any], rank: int) -> dict[str, Any]:
-        """Return the options of a rank's actor, which also apply after restarts. options: the options that the actor
-        would have outside of the group.
+        """Return the Ray options of a rank's actor, which also apply when Ray restarts it.
+
+        options: options for an actor outside of a placement group.
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -84,7 +85,7 @@ class Ranks:
         return {**alone, "scheduling_strategy": strategy}
 
     def start_followers(self, options: dict[str, Any]) -> None:
-        """Start the followers, ranks 1 and up. options: the options that an actor would have outside of the group."""
+        """Start the actors of ranks 1 and up. options: Ray options for an actor outside of a placement group."""
         ray = _ray()
         placement = self._placement
         for rank in range(1, placement.num_ranks):
@@ -114,11 +115,11 @@ class ActorLost:
 
 
 Answer = StartedActor | StartFailure | ActorLost
-"""Outcome of the present life of an actor: it started, did not start, or was lost."""
+"""How an actor's last start went: the worker serves, it did not start, or the actor was lost."""
 
 
 class RayWorker:
-    """One worker's actor, to be called, restarted and ended."""
+    """Ray actor of one worker, with which the worker is asked for its state, restarted and ended."""
 
     def __init__(self, actor: Any, ranks: Ranks | None) -> None:
         """Take the actor, and call for its outcome. ranks: the ranks of a split target; None for a worker of one
@@ -131,8 +132,8 @@ class RayWorker:
         self.query()
 
     def query(self) -> None:
-        """Call for the outcome of the actor's present life or, if it restarts, of its next one. `answer` returns it
-        later.
+        """Ask the actor how its start went, without waiting for the reply, which `answer` returns later. If Ray is
+        restarting the actor, the reply is about the new start.
         """
         try:
             self._pending = self._actor.outcome.remote()
@@ -141,7 +142,7 @@ class RayWorker:
             self._failed = _lost(error)
 
     def answer(self) -> Answer | None:
-        """Return the outcome of the last `query`, once; None if there is none yet."""
+        """Return the reply to the last `query`, if it has arrived and was not returned before; else None."""
         ray = _ray()
         if self._failed is not None:
             failed = self._failed
@@ -158,10 +159,10 @@ class RayWorker:
             return _lost(error)
 
     def num_restarts(self) -> int:
-        """Return the number of the actor's lives after the first; 0 if Ray does not report it.
+        """Return how often Ray has restarted the actor; 0 if Ray does not report it.
 
-        `query` cannot count them: it waits for the life that loads, however many end. In Ray's public API only the
-        dashboard has the number.
+        Replies to `query` cannot be counted instead, since several restarts may pass before one reply. Ray's public API
+        has the number only in its dashboard.
         """
         try:
             from ray._private.state import actors
@@ -177,18 +178,20 @@ class RayWorker:
             _ray().kill(self._actor, no_restart=False)
 
     def begin_stop(self) -> None:
-        """Begin to end the worker's streams and engine; `has_stopped` returns when that is done. A dead actor has
-        nothing to stop.
+        """Begin to end the worker's streams and engine, without waiting. Call `has_stopped` to learn whether they have
+        ended. If the actor is dead, there is nothing to end.
         """
         with contextlib.suppress(Exception):
             self._pending = self._actor.stop.remote(STOP_GRACE_S)
 
     def has_stopped(self) -> bool:
-        """Return whether the worker has stopped after `begin_stop`, or its actor cannot be called."""
+        """Return whether the stop that `begin_stop` began is over, or the actor cannot be called."""
         return self._pending is None or bool(_ray().wait([self._pending], timeout=0)[0])
 
     def kill(self) -> None:
-        """End the actor for good, and with it its slots and the other ranks. Drain the worker before."""
+        """End the actor for good, without waiting for its slots; a tensor-parallel target's other ranks end with it.
+        Drain the worker before.
+        """
         with contextlib.suppress(Exception):
             _ray().kill(self._actor, no_restart=True)
         if self._ranks is not None:
@@ -201,7 +204,7 @@ def _lost(error: Exception) -> ActorLost:
 
 
 class RayWorkers:
-    """Creator and finder of the actors of one system."""
+    """Creates the Ray actors of one system's workers, and finds those that an earlier launcher left running."""
 
     def __init__(
         self,
@@ -226,8 +229,10 @@ class RayWorkers:
         self._folder = folder
 
     def create(self, pool: Pool, member: str) -> RayWorker:
-        """Create the actor of the worker `member`, which may wait for a machine before it loads. Raises Unavailable if
-        Ray refuses it.
+        """Create the actor of a new worker. Ray may start it later, once a machine has room for it. Raises Unavailable
+        if Ray refuses it.
+
+        member: name of the worker.
         """
         try:
             return self._create(pool, member)
@@ -248,10 +253,10 @@ class RayWorkers:
         return RayWorker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
 
     def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, RayWorker]]:
-        """Return the workers that an earlier launcher of the same name left running, by name. Workers whose settings
-        differ from the present ones are drained and ended.
+        """Return, by name, the workers that an earlier launcher of this system left running with the same settings as
+        now, each with its pool.
 
-        A worker that does not reply is ended at once.
+        Workers with other settings are drained and ended. A worker that does not reply is ended at once.
         """
         pools_by_name = {pool.name: pool for pool in pools}
         adopted: dict[str, tuple[Pool, RayWorker]] = {}

@@ -28,12 +28,14 @@ _REPORT_LIFE_S = 10.0
 """Seconds for which a gateway's report is valid."""
 
 Scale = Callable[[str, int | None], "concurrent.futures.Future[pb.ScaleReply]"]
-"""Function (name of a pool, new number of workers or None) that returns the future of the pools' sizes. It may be
-called on any thread; the future may raise OutriderError."""
+"""Function that sets the size of a pool. Arguments: the pool's name, and its new number of workers or None to change
+nothing. It returns the future of the pools' sizes, which may raise OutriderError, and may be called on any thread."""
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """The registry's gRPC service for gateways, on the loop's thread. `reports` may be called on any thread."""
+    """gRPC service that gateways call to get the list of workers. Call its methods on the event loop's thread, except
+    `reports`, which any thread may call.
+    """
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
@@ -45,7 +47,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._is_stopping = False
 
     def reports(self) -> list[pb.GatewayReport]:
-        """Return the last report of each joined gateway, without those older than _REPORT_LIFE_S."""
+        """Return the last report of each gateway that has joined, unless the report is too old to be valid."""
         oldest_s = time.monotonic() - _REPORT_LIFE_S
         reports = list[pb.GatewayReport]()
         for at_s, report in list(self._reports.values()):
@@ -54,7 +56,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         return reports
 
     def publish(self, membership: pb.WorkerList) -> None:
-        """Send the membership to all gateways. Call it on the loop's thread."""
+        """Send a new list of workers to all gateways. Call it on the loop's thread."""
         self._membership = membership
         self._changed.set()  # wakes those that wait for this event; the next ones wait for another
         self._changed = asyncio.Event()
@@ -62,7 +64,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     async def Join(
         self, request_iterator: AsyncIterator[pb.GatewayReport], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WorkerList]:
-        """Read a gateway's reports, and yield the present membership and each later one."""
+        """Read a gateway's reports. Yield the present list of workers at once, and each later list when it changes."""
         self._num_joins += 1
         reading = asyncio.create_task(self._read(self._num_joins, request_iterator))
         self._joined.add(reading)
@@ -77,7 +79,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             reading.cancel()
 
     async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ScaleReply:
-        """Return the sizes of pools. If the request has a count, set the number of workers of its pool before."""
+        """Set the size of the pool that the request names, if the request has a size. Return the sizes of the pools
+        after that.
+        """
         count = None
         if request.HasField("num_workers"):
             count = request.num_workers
@@ -125,7 +129,9 @@ def _check_protocol(name: str, report: pb.GatewayReport) -> None:
 
 
 class Registry:
-    """The registry's server, on a thread of its own with the process's only gRPC loop."""
+    """Server with the registry's service, on a thread of its own. That thread's event loop is the only one of the
+    process that runs gRPC.
+    """
 
     def __init__(self, scale: Scale) -> None:
         self._server = ServerThread()
@@ -140,8 +146,9 @@ class Registry:
         return self._server.loop
 
     def start(self, address: str, certificates: CertificateFolder | None) -> str:
-        """Listen at `address`, the setting ray.registry. Return host:port. Raises ConfigError if the server cannot
-        listen there.
+        """Start to listen, and return the host:port. Raises ConfigError if the server cannot listen there.
+
+        address: value of the setting ray.registry. certificates: the launcher's certificates; None without TLS.
         """
 
         def add_services(server: grpc.aio.Server) -> list[str]:
@@ -159,7 +166,7 @@ class Registry:
         return self.address
 
     def publish(self, membership: pb.WorkerList) -> None:
-        """Send the membership to all gateways. May be called on any thread."""
+        """Send a new list of workers to all gateways. May be called on any thread."""
         assert self._servicer is not None
         message = pb.WorkerList(protocol=PROTOCOL)
         message.MergeFrom(membership)
@@ -186,6 +193,8 @@ def split_host_port(address: str) -> tuple[str, int]:
 
 
 def reachable(address: str) -> str:
-    """Return an address at which this machine can connect to `address`: "0.0.0.0:7000" gives "127.0.0.1:7000"."""
+    """Return the host:port at which a client on this machine reaches a server that listens at `address`: for
+    "0.0.0.0:7000" it is "127.0.0.1:7000".
+    """
     host, port = split_host_port(address)
     return join_host_port({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

@@ -27,7 +27,7 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 log = get_logger(__name__)
 
 PERIOD_S = 1.0
-"""Seconds between two calls of a worker, and between two checks of facts that only Ray has."""
+"""Seconds between two calls of a worker, and between two questions to Ray about the workers' actors."""
 TIMEOUT_S = 3.0
 """Maximum time in seconds for a worker's reply."""
 _REFUSED_BY_SERVER = ("Tls handshake failed", "Socket closed")
@@ -38,26 +38,26 @@ _STUBS: dict[str, Any] = {"target": target_pb2_grpc.TargetServiceStub, "draft": 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Outcome of one call of GetInfo of a worker."""
+    """Outcome of one GetInfo call to a worker."""
 
     member: str
     """Name of the worker that was called."""
     address: str
     """Address host:port that was called."""
     at_s: float
-    """Monotonic time of the call in seconds: the reply is not older."""
+    """Monotonic time, in seconds, at which the call began."""
     info: pb.WorkerInfo | None
     """The worker's reply; None if there was none."""
     is_silent: bool = False
-    """Whether nothing at all came back: the worker hangs, or its machine is gone. If False and there is no `info`, the
-    connection was broken or refused, or the server refused the call."""
+    """Whether the call timed out: the worker hangs, or its machine is gone. If it is False and `info` is None, the
+    connection was refused or broken, or the server answered with an error."""
     refusal: str | None = None
-    """Error of a living server at the address; None if there was none."""
+    """Error with which a running server answered the call; None if there was none."""
 
 
 class WorkerCalls:
-    """Caller of the watched workers, every second. `watch` and `forget` may be called on any thread; the fleet calls
-    `read_sightings`.
+    """Calls each watched worker's GetInfo once a second, and collects the outcomes for `read_sightings`. `watch` and
+    `forget` may be called on any thread.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class WorkerCalls:
         self._sightings: queue.SimpleQueue[Sighting] = queue.SimpleQueue()
 
     def watch(self, member: str, role: Role, address: str) -> None:
-        """Call the worker `member` at this address from now on, in place of an earlier address."""
+        """Start to call the worker `member` at this address. Calls to an earlier address of the worker end."""
         self._call(self._start, member, role, address)
 
     def forget(self, member: str) -> None:

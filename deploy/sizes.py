@@ -32,7 +32,7 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 WINDOW_S = 5.0
-"""Length in seconds of the window over which fractions and refusals are counted."""
+"""Seconds over which busy time, late rounds and refused choices are measured: the last WINDOW_S before now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,21 @@ class PoolLoad:
     num_queued: int = 0
     """Number of choices that wait for a slot, at all gateways; 0 for a draft pool."""
     num_refused: int = 0
-    """Number of choices refused in the last WINDOW_S since there was no slot, at all gateways; 0 for a draft pool."""
+    """Number of choices that all gateways together refused in the last WINDOW_S seconds because no slot was free; 0 for
+    a draft pool."""
     num_choices: int = 0
-    """Number of choices that run or wait in the target pools of a draft pool, at all gateways; 0 for a target pool."""
+    """For a draft pool: number of choices that run or wait, at all gateways, in the target pools that it drafts for. 0
+    for a target pool."""
     busy_share: float | None = None
-    """Fraction of the last seconds that the serving workers spent in steps, their mean, 0 to 1; None if it is not
-    known."""
+    """Fraction (0 to 1) of the last WINDOW_S seconds that a serving worker spent in steps, as the mean over these
+    workers; None if it is not known."""
     late_share: float | None = None
-    """Fraction of the rounds of a draft pool's target pools whose proposal was late; None if there were no rounds."""
+    """For a draft pool: fraction of rounds with a late proposal, in the last WINDOW_S seconds and the target pools that
+    it drafts for. None if there were no rounds, and for a target pool."""
 
 
 class SizeChange(Enum):
-    """Change of a pool's number of workers by one, or none."""
+    """Change of a pool's number of workers: one more, one fewer, or none."""
 
     STAY = 0
     GROW = 1
@@ -90,11 +93,14 @@ class Scaler:
         self._under_since_s = math.nan
 
     def reset(self) -> None:
-        """Drop all that is known of earlier loads, since the size was set by hand."""
+        """Forget how long the load has been too high or too low. Call it after the pool's size was set by hand."""
         self._over_since_s = self._under_since_s = math.nan
 
     def decide(self, load: PoolLoad, now_s: float) -> Decision:
-        """Return the change of size that is due now. load: the pool's load. now_s: time of any monotonic clock."""
+        """Return the change of size that is due now.
+
+        load: the pool's present load. now_s: time in seconds, by a monotonic clock that is the same one at every call.
+        """
         if load.num_starting:
             self.reset()
             return Decision(SizeChange.STAY, "a worker is starting")
@@ -191,7 +197,7 @@ class PoolLoads:
         """Number of choices that run, by target pool."""
 
     def add_info(self, member: str, info: common_pb2.WorkerInfo, at_s: float) -> None:
-        """Add a worker's reply to GetInfo. at_s: monotonic time of the call in seconds."""
+        """Add a worker's reply to GetInfo. member: name of the worker. at_s: monotonic time of the call in seconds."""
         samples = self._busy.setdefault(member, deque())
         if samples and info.busy_us < samples[-1][1]:  # another life
             samples.clear()
@@ -203,8 +209,10 @@ class PoolLoads:
         self._busy.pop(member, None)
 
     def set_reports(self, reports: Iterable[registry_pb2.GatewayReport], at_s: float) -> None:
-        """Set the reports of all gateways that live; earlier reports of other gateways are dropped. at_s: monotonic
-        time in seconds.
+        """Replace the gateways' reports by the latest ones. What is known of gateways that are not among them is
+        dropped.
+
+        reports: the latest report of each running gateway. at_s: monotonic time in seconds.
         """
         self._queued.clear()
         self._running.clear()
@@ -221,8 +229,10 @@ class PoolLoads:
             del self._rounds[key], self._refused[key]
 
     def load_of(self, pool: Pool, serving: Iterable[str], *, num_starting: int, num_draining: int) -> PoolLoad:
-        """Return the load of a pool. serving: names of its workers that can be used. num_starting, num_draining:
-        numbers of its other workers.
+        """Return the load of a pool.
+
+        serving: names of the pool's workers that can be used. num_starting, num_draining: numbers of its workers that
+        start and that drain.
         """
         members = list(serving)
         num_queued = num_refused = 0
@@ -295,7 +305,7 @@ sizes."""
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Workers of a pool by state."""
+    """The workers of one pool, counted by state."""
 
     serving: list[str]
     """Names of the workers that serve."""
@@ -341,18 +351,20 @@ class PoolSizes:
         self._by_load_at_s = 0.0
 
     def request_size(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Queue an order for the next call of `set_by_hand`: set a pool's size to `count`, and report the sizes.
+        """Ask for a pool's new number of workers, which the next call of `set_by_hand` sets. Return the future of a
+        reply with the pools' sizes.
 
-        Returns the future of the report. If `count` is None, sizes are only reported.
-
-        pool: name of the pool; empty = report all pools. May be called on any thread.
+        pool: name of the pool; empty = all pools are in the reply. count: number of workers; None = no size changes,
+        and the reply has the present sizes. May be called on any thread.
         """
         done: concurrent.futures.Future[registry_pb2.ScaleReply] = concurrent.futures.Future()
         self._orders.put((pool, count, done))
         return done
 
     def set_by_hand(self) -> list[str]:
-        """Set the sizes that were requested by `request_size` since the last call. Return the names of these pools."""
+        """Set the sizes that `request_size` was called for since the last `set_by_hand`. Return the names of the pools
+        that got a new size.
+        """
         names = list[str]()
         while not self._orders.empty():
             name, count, done = self._orders.get()
@@ -371,8 +383,10 @@ class PoolSizes:
         return names
 
     def set_by_load(self, reports: Iterable[registry_pb2.GatewayReport], now_s: float) -> None:
-        """Grow and shrink pools by their load, at most once a second. reports: the gateways' reports. now_s: monotonic
-        time in seconds.
+        """Add a worker to pools whose load is high, and remove one from pools whose load is low. The loads are looked
+        at once a second at most.
+
+        reports: the latest report of each gateway. now_s: monotonic time in seconds.
         """
         if now_s - self._by_load_at_s < PERIOD_S:
             return

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from outrider.engine.speculation.beam import BeamLevel
 
 FeatureBits = NDArray[np.uint16]
-"""Bits of bfloat16 numbers, as they were received."""
+"""Features as received: the bits of bfloat16 numbers, as uint16, [num_tokens, width]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,45 +28,48 @@ class AdvanceJob:
     base_len: int
     committed_ids: tuple[int, ...]
     is_missed: bool = False
-    """Whether the target had no draft tokens for its last step, so that a delivery may have been lost."""
+    """Whether the target had no draft tokens for its last step. A delivery may then have been lost."""
     levels: tuple[BeamLevel, ...] = ()
-    """Levels of a beam search, in place of `committed_ids`; empty for other requests."""
+    """Decided levels of a beam search, which take the place of `committed_ids`; empty for other requests."""
     error: str = ""
     """What is wrong with the received levels of the beam search; empty if they are valid."""
 
     @property
     def decided(self) -> tuple[Any, ...]:
-        """What the job commits from position `base_len` on: token ids, or levels of a beam search."""
+        """What the job commits in place of everything from position `base_len` on: token ids, or levels of a beam
+        search.
+        """
         return self.levels or self.committed_ids
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesRequest:
-    """Request to a target for the features of a lease, from a position on."""
+    """Request to a target for the features of one lease's tokens, from position `start` on."""
 
     ticket: int
     start: int
     id: int
-    """Number that is returned with the features. It changes once the slot loses features that it had received."""
+    """Number that the target returns with the features. The slot's next requests have another number once features that
+    it had received are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesJob:
-    """Job with features of a lease's tokens, which arrived from a target. They may be late or repeated; earlier ones
-    may never arrive.
+    """Job with features of consecutive tokens of a lease, which arrived from a target. They may be late or repeated,
+    and features of earlier tokens may never arrive.
     """
 
     ticket: int
     target_epoch: int
     start: int
-    """Position of the token of the first feature."""
+    """Position of the token to which the first feature belongs."""
     rows: FeatureBits
     """Features, [num_rows, width]."""
     on_stored: Callable[[], None]
-    """Function to call on the engine thread once the slot has taken the features, so that the link reads more from the
-    target."""
+    """Function to call on the engine thread once the slot has stored the features. The link to the target then reads
+    more of them."""
     request_id: int = 0
-    """Number of the draft worker's message that asked for these features; the target repeats it in its answer."""
+    """Number of the request that the features answer; 0 if the target returned none."""
 
 
 @dataclass(frozen=True, slots=True)

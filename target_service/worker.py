@@ -22,7 +22,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     """Start a target worker, and return its handle once it accepts calls. Raises ConfigError.
 
     The function pins the process to its cores, loads the model, and listens. ranks_folder: folder through which the
-    tensor-parallel ranks find each other, if another process starts them; None: this process starts them.
+    tensor-parallel ranks find each other, if another process starts ranks 1 and up. None = this process starts them.
     """
     cores = prepare_process(config.cpu_cores)
     num_threads = len(cores)

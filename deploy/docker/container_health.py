@@ -162,7 +162,10 @@ CHECKS = {"http": check_http, "grpc": check_grpc, "draft": check_draft, "target"
 
 
 def main(argv: list[str]) -> int:
-    """Check each pair of kind and host:port in `argv`. Return the exit code: 0 if all serve, else 1."""
+    """Run the checks that `argv` names. Return the exit code: 0 if all pass, else 1.
+
+    argv: pairs of a kind of check (http, grpc, draft, target or tcp) and the host:port to check.
+    """
     for kind, address in zip(argv[::2], argv[1::2], strict=True):
         host, _, port = address.rpartition(":")
         if host == "hostname":

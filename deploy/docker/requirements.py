@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def requirements(pyproject: Path, extras: list[str]) -> list[str]:
-    """Return the requirements of a project with these extras. Raises KeyError for an extra that the project does not
-    have.
+    """Return the requirements in a project's pyproject.toml, including those of these extras. Raises KeyError for an
+    extra that the project does not have.
     """
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     found: list[str] = list(project["dependencies"])

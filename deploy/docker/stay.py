@@ -26,7 +26,9 @@ _LOOK_S = 0.05
 
 
 def pid_of(program: str) -> int:
-    """Return the process id of this program of Ray in this container. Raises LookupError if it does not run."""
+    """Return the id of the process in this container that runs `program`, one of Ray's executables such as raylet.
+    Raises LookupError if none runs it.
+    """
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (folder / "cmdline").read_text().split("\0")[0].endswith(f"/{program}"):
             return int(folder.name)
@@ -34,11 +36,12 @@ def pid_of(program: str) -> int:
 
 
 def stay(pid: int, program: str, folder: Path) -> int:
-    """Wait until process `pid`, a program of Ray, has ended. Return the exit code: 0 after a signal, 1 if it ended by
-    itself.
+    """Wait until process `pid` has ended. Return the exit code: 0 if a signal asked for the end, 1 if the process ended
+    by itself.
 
-    folder: folder of the workers' sockets. On a signal the workers drain before the program is ended; after a second
-    signal they are not waited for.
+    program: name of Ray's executable that `pid` runs. folder: folder of the sockets of this container's workers. On a
+    first signal the workers drain, and then the process is ended. After a second signal it is ended without waiting for
+    the workers.
     """
     process = os.pidfd_open(pid)
     stop = StopFlag()

@@ -31,8 +31,8 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 
 
 class BlockDrafter(NodeDrafter[DraftSlot]):
-    """Drafter that fills a block of positions for each slot in one forward, and takes the distribution after a node
-    from the block of its slot.
+    """Drafter that predicts a block of several positions for each slot in one forward. The distribution after a draft
+    token is read from the block of its slot, at the token's depth.
     """
 
     is_block_drafter = True
@@ -84,7 +84,7 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
 
 
 def block_of(draft_slot: DraftSlot) -> Block:
-    """Return the block of a slot, which must have one."""
+    """Return the block that a block drafter has predicted for a slot. The slot must have one."""
     assert draft_slot.block is not None, "it has none"
     return draft_slot.block
 
@@ -103,7 +103,9 @@ def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tens
 
 
 def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Split `rows` into consecutive parts with `counts` rows each. No part keeps the memory of the others alive."""
+    """Split `rows` into consecutive parts with `counts` rows each. If there are several parts, each is a copy, so that
+    one part does not keep the memory of the others alive.
+    """
     parts = rows.split(list(counts))
     if len(parts) == 1:
         return parts
@@ -111,8 +113,8 @@ def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
 
 
 class MedusaDrafter(BlockDrafter):
-    """Drafter with Medusa heads. Each predicts another position, all from the feature of the token before the last
-    committed one.
+    """Drafter with Medusa heads. Each head predicts another position after the last committed token. All read the same
+    feature, that of the token before the last committed one.
     """
 
     def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[HeadSlot]) -> None:
@@ -130,10 +132,10 @@ class MedusaDrafter(BlockDrafter):
 
 
 class MaskDrafter(BlockDrafter):
-    """Drafter with a model or a head that fills masks: they are fed after the last committed token, and the logits
-    there predict the next tokens.
+    """Drafter with a model or a head that predicts the tokens at mask tokens. The masks are fed after the last
+    committed token, and the logits of these rows are the distributions of the next tokens.
 
-    Only the committed tokens stay in the cache, since the masks are truncated after each forward.
+    After each forward the masks are cut from the cache, so only committed tokens stay there.
 
         # committed [..., 7, 9], blocks of 3 masks: [9, MASK, MASK, MASK] is fed, and the logits of these 4 rows are the
         # distributions of the next 4 tokens
@@ -187,7 +189,9 @@ class MaskDrafter(BlockDrafter):
 
 
 class SequentialDrafter(MaskDrafter):
-    """Drafter with a head that biases the logits of a position by the draft token before it (DSpark)."""
+    """Drafter with a DSpark head: it fills a block in one forward, and then biases the logits of each position by the
+    draft token before it.
+    """
 
     def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
         super().__init__(feeder, shape)

@@ -26,8 +26,8 @@ def create_drafter(
 ) -> NodeDrafter[DraftSlot]:
     """Create the drafter of a worker, according to what the worker has loaded.
 
-    `state`: a `DraftState` for a model or a head, or a `TableState`. `draft_slots`: the worker's slots by key; the
-    caller adds and removes them, and each step sees the present ones.
+    `state`: a `DraftState` for a model or a head, or a `TableState` for tables. `draft_slots`: the worker's slots by
+    key; the caller adds and removes them, and each step sees the present ones.
     """
     if isinstance(state, TableState):
         return WorkerTableDrafter(keeper)

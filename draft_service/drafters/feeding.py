@@ -35,8 +35,8 @@ class FeedRequest:
     nodes: Sequence[int] = ()
     """Nodes of the slot's tree, or ROOT, after which logits are needed."""
     ahead: Sequence[RowAhead] = ()
-    """Look-ahead rows to feed after the nodes, not counted in `num_new`. They are fed only if there is memory for those
-    of all slots."""
+    """Look-ahead rows to feed after the nodes: guessed tokens, fed before it is known whether they become draft tokens.
+    `num_new` does not count them. If memory does not suffice for those of all slots, none are fed."""
 
 
 class Feeder:
@@ -64,11 +64,12 @@ class Feeder:
     def feed(
         self, requests: Mapping[SlotKey, FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
     ) -> tuple[list[tuple[FeedRequest, Row]], Tensor] | None:
-        """Run a forward over those requested slots for which there is memory, and over chunks of prompts.
+        """Run a forward over those requested slots for which there is memory, and over chunks of prompts that are not
+        cached yet.
 
-        `requests`: by slot. `make_row`: function that creates a slot's row; it is called once there is memory for the
-        row. `now`: monotonic time, in seconds. Returns the requests that were fed, each with its row, and their logits
-        [sum(num_logits), V] float32 in the same order; None if there was nothing to do.
+        `requests`: requests by slot key. `make_row`: function that creates a slot's row; it is called once there is
+        memory for the row. `now`: monotonic time, in seconds. Returns the requests that were fed, each with its row,
+        and their logits [sum(num_logits), V] float32 in the same order; None if there was nothing to do.
         """
         step_requests = self._step_requests(requests)
         if not step_requests and not self._scheduler.num_starved:
@@ -110,6 +111,6 @@ class Feeder:
 
 
 def cache_slot_of(draft_slot: DraftSlot) -> Slot:
-    """Return the cache slot of a choice. The worker must have a model or a head."""
+    """Return the slot that holds the KV cache of a choice. The worker must have a model or a head."""
     assert isinstance(draft_slot.slot, Slot), "a model's slot has a cache"
     return draft_slot.slot

@@ -35,15 +35,18 @@ log = get_logger(__name__)
 class ModelState(ModelWorkerState):
     """What a draft worker with a model holds after loading it.
 
-    Unless the model has an encoder or fills masks, it can also draft for targets with another vocabulary.
+    The model can also draft for targets with another vocabulary, unless it has an encoder or predicts at mask tokens.
     """
 
     block: BlockShape | None = None
-    """Layout of the blocks of masks that the model fills; None for a model that drafts one token at a time."""
+    """Layout of a block of mask tokens, at which the model predicts several tokens in one forward; None for a model
+    that drafts one token at a time."""
     shared_vocabularies: list[pb.SharedVocabulary] = field(default_factory=list)
-    """Descriptions of the target vocabularies that the draft can retokenize for. The pairing checks add them."""
+    """Descriptions of the vocabularies of targets with another tokenizer that the draft can draft for. Pairing checks
+    with targets add to them."""
     open_ahead: OpenAhead | None = None
-    """Function that creates the look-ahead rows of a slot; None if the draft uses none."""
+    """Function that creates the look-ahead rows of a slot: guessed tokens that are fed before it is known whether they
+    become draft tokens. None if the draft uses none."""
 
     @property
     def supports_retokenization(self) -> bool:
@@ -84,8 +87,8 @@ DraftState = ModelState | HeadState
 
 
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> DraftState:
-    """Load the draft from its folder. Runs on the engine thread. Raises `ConfigError` naming what is missing or does
-    not fit.
+    """Load the model or the head from the folder that the settings name. Runs on the engine thread. Raises
+    `ConfigError` naming what is missing or does not fit.
 
     `epoch`: number of the worker's life. `on_lost`: called with the error if a process of the model's tensor-parallel
     ranks is lost.

@@ -31,8 +31,8 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
     """Drafter with a model, or with a head that has a cache.
 
     A slot's cache holds its committed tokens, then the fed nodes of its tree in the order in which they were fed. With
-    a head, the tree also keeps the head's output after each of these tokens, [width], which replaces the feature for
-    the next token.
+    a head, the tree also keeps the head's output after ROOT and after each fed node, [width]. When a child of that node
+    is fed, the head reads this output in place of a feature, which the target has not computed yet.
 
         # 5 committed tokens, then nodes 2 and 0 were fed: cache positions 5 and 6 hold nodes 2 and 0
     """
@@ -131,7 +131,7 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
             slot.settle()  # entries that a head computed from its own outputs are computed again from features
 
     def is_cached(self, draft_slot: DraftSlot) -> bool:
-        """Return whether all fed tokens of the slot are still in the cache. They may be missing because another slot
+        """Return whether the cache still holds all tokens of the slot that were fed. Some are missing if another slot
         has taken the memory.
         """
         slot = cache_slot_of(draft_slot)

@@ -31,7 +31,9 @@ log = get_logger(__name__)
 
 @dataclass
 class TableState(WorkerState):
-    """What a draft worker without a model holds after loading: a vocabulary, and slots that draft from tables."""
+    """What a draft worker without a model holds after loading: a vocabulary, and slots that draft from tables, such as
+    counts of n-grams.
+    """
 
     vocabulary: Vocabulary = field(kw_only=True)
 
@@ -54,10 +56,10 @@ class TableState(WorkerState):
 
 
 def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> TableState:
-    """Load the state of a worker without a model. Runs on the engine thread. Raises `ConfigError` naming what is
-    missing.
+    """Load the tokenizer and the tables of a worker without a model. Runs on the engine thread. Raises `ConfigError`
+    naming what is missing.
 
-    `epoch`: number of the worker's life. `on_lost` is never called, since there is no other process that could be lost.
+    `epoch`: number of the worker's life. `on_lost`: not used, since there is no other process that could be lost.
     """
     tokenizer = tokenizer_files(config.model)
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
@@ -75,8 +77,8 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
 
 
 class TableSlot(BareSlot):
-    """Slot with a follower of its sequence: the encoder's input, if any, and then the committed tokens. The output may
-    repeat parts of both.
+    """Slot that drafts from a table. Its follower is the table's state for this slot's sequence, which is the encoder's
+    input, if any, and then the committed tokens.
     """
 
     __slots__ = ("_is_sound", "_num_source", "follower")
@@ -104,8 +106,10 @@ class TableSlot(BareSlot):
         self.follower.append(ids)
 
     def counts_after(self, path: Sequence[int]) -> Counts | None:
-        """Return counts of the ids that may follow the committed tokens and then a path of draft tokens; None if there
-        are none.
+        """Return how often, by the table, each id has followed the committed tokens and then a path of draft tokens;
+        None if there are no counts.
+
+        `path`: ids of the draft tokens.
         """
         walk = self.follower.walk()
         for token_id in path:
@@ -113,26 +117,26 @@ class TableSlot(BareSlot):
         return walk.next()
 
     def free_cache(self) -> int:
-        """Close the follower, so that its drafter may learn from the sequence. Returns 0, since no cache memory is
-        freed.
+        """Close the slot's state in the table. The table may then use the slot's sequence to draft for other slots,
+        unless `invalidate` was called. Returns 0, since no cache memory is freed.
         """
         if self._is_sound:
             self.follower.close()
         return 0
 
     def free_for_successor(self) -> int:
-        """Let a new slot continue this slot's sequence. The drafter does not learn from the sequence now: it learns
-        from all of it when the new slot closes. Returns the freed bytes of cache memory: 0, since a table has none.
+        """Let a new slot continue this slot's sequence. The table does not learn the sequence now: it learns all of it
+        when the new slot closes. Returns the freed bytes of cache memory: 0, since a table has none.
         """
         return 0
 
     def invalidate(self) -> None:
-        """Keep the drafter from learning from this slot's sequence, which may be wrong."""
+        """Keep the table from learning this slot's sequence, which may be wrong."""
         self._is_sound = False
 
 
 class WorkerTableDrafter(NodeDrafter[DraftSlot]):
-    """Drafter that proposes tokens by the counts of each slot's follower."""
+    """Drafter of a worker without a model: it proposes the tokens that a table counts after the slot's sequence."""
 
     def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
         self._keeper = keeper

@@ -35,9 +35,9 @@ from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.telemetry.metrics import WorkerMetrics
 
 MAX_WHOLE_IDS = 2048
-"""Maximum number of ids, summed over one distribution per sampling slot, at which the setting `auto` sends whole
-distributions. Draft tokens that are never verified are sent, too: whole distributions of 4,096 ids took 117 to 156 kB
-per committed token, cut ones 5 to 9 kB."""
+"""Limit for the setting `draft_logprobs`: `auto` sends whole distributions only if one distribution for each sampling
+slot together has at most this many ids. Cut distributions are much smaller: with 4,096 ids, whole ones took 117 to 156
+kB for each committed token, and cut ones 5 to 9 kB."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
 """Maximum bytes of distributions that one slot's tree keeps in case they have to be sent again."""
 BYTES_AN_ID = 20
@@ -46,11 +46,12 @@ BYTES_AN_ID = 20
 MakeDrafter = Callable[[Mapping[SlotKey, DraftSlot]], NodeDrafter[DraftSlot]]
 """Function that creates the drafter of a worker, given the worker's slots by key."""
 RequestFeatures = Callable[[str, int, FeaturesRequest], None]
-"""Function that requests features from the target at (address, epoch). Runs on the gRPC loop's thread."""
+"""Function that requests features from a target. Arguments: the target's address, its epoch, and the request. Runs on
+the gRPC loop's thread."""
 
 
 class Grower:
-    """Engine worker of a draft worker: it owns the slots and their trees, and runs jobs and steps."""
+    """Worker of the draft's engine thread. It owns the slots and their draft trees, and runs jobs and steps."""
 
     def __init__(
         self,
@@ -248,8 +249,8 @@ class Grower:
         return self._drafter.next_wake()
 
     def step(self, now: float) -> bool:
-        """Feed the likeliest nodes of all slots, make their children, and send them to the targets. Return whether
-        anything was fed.
+        """Feed the likeliest nodes of all slots, add their children to the trees, and send the new nodes to the
+        targets. Return whether anything was fed.
 
         `now`: monotonic time, in seconds.
         """
@@ -302,7 +303,9 @@ class Grower:
         return num_fed
 
     def fail_step(self, error: Exception) -> None:
-        """Close every growing slot after a step raised, since its cache may be wrong. The gateway opens it again."""
+        """Close every slot in which draft tokens grow, after a step has raised an error, since its cache may be wrong.
+        The gateway then opens the slot again.
+        """
         for draft_slot in list(self._slots.values()):
             if draft_slot.is_growing:
                 self._fail(draft_slot, f"the draft's step failed: {error}")

@@ -23,11 +23,10 @@ MAX_NODES_PER_SLOT = 16
 
 
 class NodeScheduler:
-    """Chooses the nodes that a step feeds: the likeliest of all slots, as many as use the step's time best, shared
-    fairly between callers.
+    """Chooses the nodes that a step feeds: the likeliest of all slots, shared fairly between callers.
 
     A node's gain is the probability that its child is used. Feeding more nodes raises the sum of gains and takes
-    longer; the scheduler chooses the number with the highest sum of gains per second.
+    longer; the scheduler chooses the number of nodes with the highest sum of gains per second.
 
         # gains 0.9, 0.5, 0.1; steps of 1, 2 and 3 rows take 10, 11 and 12 ms:
         # 0.9 / 10, 1.4 / 11 and 1.5 / 12 tokens per ms: two nodes are fed
@@ -42,11 +41,11 @@ class NodeScheduler:
         self._budget = RowBudget[_Candidate](self.cost)
 
     def choose(self, slots: Iterable[DraftSlot], now: float) -> list[tuple[DraftSlot, Sequence[int]]]:
-        """Return the nodes to feed next, by slot: the likeliest, unless feeding them would slow a caller beyond its
-        share.
+        """Return the nodes to feed next, by slot. They are the likeliest ones, unless feeding them would slow a caller
+        by more than its fair share.
 
-        It also asks for look-ahead rows after these nodes if they are as likely to be used. `now`: monotonic time, in
-        seconds.
+        Where a draft uses look-ahead rows (guessed tokens after a node), it also marks those that are as likely to be
+        used. `now`: monotonic time, in seconds.
         """
         candidates: dict[
             bytes, list[Iterable[_Candidate]]
@@ -102,7 +101,7 @@ class NodeScheduler:
         return best[: int(rates.argmax()) + 1]
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Record the duration of the step that was chosen last, in seconds, and its number of rows."""
+        """Record what the last chosen step took. `num_rows`: number of its rows. `seconds`: its duration."""
         self.cost.note(num_rows, seconds)
         self._budget.note(seconds)
 

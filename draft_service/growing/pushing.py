@@ -21,22 +21,24 @@ from outrider.wire.transport.codec import DenseDistributions
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
 PUSH_S = 0.004
-"""Minimum seconds between two messages of deterministic draft tokens for a slot whose target has some buffered."""
+"""Minimum seconds between two messages of deterministic draft tokens for one slot, while its target still has some
+buffered."""
 NUM_URGENT = 4
-"""Number of messages of a slot that are sent at once after its target had no draft tokens."""
+"""Number of messages that are sent without delay for a slot, once its target has run out of draft tokens."""
 MAX_IN_MESSAGE = MAX_NODES // 2
-"""Number of nodes at which a message is full. It may exceed this by siblings of its last node, which share a
+"""Number of nodes at which a message is full. Siblings of its last node are still added, since they share a
 distribution."""
 
 Send = Callable[[str, int, Delivery], None]
-"""Function that sends a delivery to the target at (address, epoch). Runs on the gRPC loop's thread."""
+"""Function that sends a delivery. Arguments: the target's address, its epoch, and the delivery. Runs on the gRPC loop's
+thread."""
 
 
 class NodeSender:
     """Sends new nodes of the slots' trees to their targets.
 
-    Only counts and times decide when a slot's nodes are sent. Under `rejection` no sampled value may decide it: the
-    output would no longer have the target's distribution.
+    Only counts and times decide when nodes are sent. Under the acceptance rule `rejection` this must not depend on
+    sampled tokens, or the output would no longer have the target's distribution.
     """
 
     def __init__(self, engine: EngineThread, send: Send, metrics: WorkerMetrics) -> None:

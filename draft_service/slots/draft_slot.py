@@ -15,17 +15,16 @@ from outrider.engine.worker.open_slots import BareSlot
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Output of one forward of a block drafter for the positions after a slot's last committed token, whose tokens are
-    not known yet.
-    """
+    """Output of one forward of a block drafter: predictions for the positions after a slot's last committed token."""
 
     logits: Tensor
     """Logits [N, V] float32: row 0 is for the token after the last committed one, the others for the N - 1 positions
     after it."""
     hidden: Tensor | None = None
-    """Hidden states [N, d] from which a sequential head goes on; None for other drafters."""
+    """Hidden states [N, d] at the same positions, which the head of a `SequentialDrafter` reads; None for other
+    drafters."""
     states: dict[int, Tensor] = field(default_factory=dict)
-    """State [1, r] of a sequential head after each node and ROOT. Node indices are stable while the block exists."""
+    """For a `SequentialDrafter`: recurrent state [1, r] of its head after ROOT and after each node, by node index."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,8 +38,8 @@ class DraftSlot:
     slot: BareSlot
     """Slot with the committed tokens, and with their cache if the drafter has one."""
     acceptance: SlotAcceptance
-    """Acceptance probabilities of draft tokens by their rank among siblings, from this slot and from others that sample
-    alike."""
+    """Acceptance probabilities of draft tokens, by their rank among siblings. The probability of rank 0 is learned in
+    this slot, and the proportions of the other ranks in all slots with like sampling parameters."""
     tree: Growth = field(init=False)
     """Draft tree below the last committed token."""
     is_growing: bool = False
@@ -50,13 +49,15 @@ class DraftSlot:
     sent_s: float = 0.0
     """Monotonic time, in seconds, at which nodes were last sent."""
     spent_s: float = 0.0
-    """Seconds that the slot's steps took since its last delivery."""
+    """Seconds that steps with this slot have taken since its last delivery."""
     num_urgent: int = 0
-    """Number of the next messages that are sent at once, because the target had no draft tokens."""
+    """Number of the slot's next messages that are to be sent without delay, because its target ran out of draft
+    tokens."""
     block: Block | None = None
-    """Latest block of a block drafter; None until it is filled, and after more tokens are committed."""
+    """Latest block of a block drafter. None before it is filled; committing tokens sets it to None again."""
     ahead: RowsAhead | None = None
-    """Look-ahead rows that are fed with the nodes; None if the draft uses none."""
+    """Look-ahead rows of the slot: guessed tokens that are fed together with nodes, before it is known whether they
+    become draft tokens. None if the draft uses none."""
 
 
 NodeRequest = tuple[DraftSlot, Sequence[int]]

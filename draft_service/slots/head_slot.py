@@ -13,13 +13,13 @@ from outrider.engine.feature_buffer import FeatureBuffer
 from outrider.engine.worker.slots import Slot, needs_prefill
 
 MAX_FEATURE_BYTES = 64 << 20
-"""Maximum bytes of unused features that a slot keeps. If a head is further behind, it starts again with the newest
-features."""
+"""Maximum bytes of features that a slot keeps before its head reads them. If the head is further behind, it goes on
+from the newest features, with an empty cache."""
 
 
 def as_tensor(data: FeatureBits) -> Tensor:
-    """Return a bfloat16 tensor of the same shape that shares the memory of `data`, which hold the numbers' bits. `data`
-    must be writable.
+    """Return features as a bfloat16 tensor of the same shape, which shares the memory of `data`. `data` must be
+    writable.
     """
     return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
 
@@ -49,7 +49,7 @@ class HeadSlot(Slot):
         self.first = lag
         self.features = FeatureBuffer(2 * width)
         self.request_id = 1
-        """Number of the slot's requests for features. It changes when features that were received are lost."""
+        """Number of the slot's requests for features. It grows when features that were received are lost."""
         if lag:
             self._salt += self.committed[0].to_bytes(4)  # the first token has no entry, and all features depend on it
 
@@ -60,7 +60,7 @@ class HeadSlot(Slot):
 
     @property
     def is_missing_features(self) -> bool:
-        """Whether features are missing that the slot needs to draft after its committed tokens."""
+        """Whether the slot lacks features that it needs to draft after its committed tokens."""
         return self.features.end < len(self.committed) - 1
 
     @property
@@ -76,8 +76,9 @@ class HeadSlot(Slot):
     def store_features(self, start: int, data: FeatureBits, request_id: int) -> None:
         """Store features of consecutive positions from `start` on. They may be late or repeated.
 
-        If they begin after the next position that the slot needs, and answer its present request, then the features in
-        between are lost or were too many. The cache then starts again at `start`.
+        `data`: the features. `request_id`: number of the request that they answer. They cannot follow the stored
+        features if those in between were lost, or if the slot keeps MAX_FEATURE_BYTES already. If they answer the
+        slot's present request, the cache is then emptied and begins again at `start`; otherwise they are dropped.
         """
         if self._append(start, data) or request_id != self.request_id:
             return
@@ -113,8 +114,10 @@ class HeadSlot(Slot):
         return num_tokens
 
     def publish(self) -> None:
-        """Publish the cache for prefix caching if it begins at the first token, since equal ids then have equal
-        features. Drop used features.
+        """Let other slots use this slot's cache (prefix caching), and drop features that have been used.
+
+        A cache that begins later than at its first possible token is not shared, since its entries depend on where it
+        begins.
         """
         if self.first == self.lag:
             super().publish()

@@ -13,10 +13,9 @@ from outrider.engine.worker.slots import Slot
 class TranslatedSlot(Slot):
     """Slot of a draft whose target has another vocabulary.
 
-    Committed tokens, positions and draft tokens are of the target's vocabulary; cached tokens are of the draft's. The
-    cached tokens are the committed text as the draft's tokenizer encodes it. A node of the tree is one token in both
-    vocabularies. It stays cached when it is committed, as long as the draft's tokenizer would encode the text that way,
-    too.
+    Committed tokens, positions and draft tokens are of the target's vocabulary. Cached tokens are of the draft's
+    vocabulary: they are the committed text as the draft's tokenizer encodes it. A node of the tree is one token in both
+    vocabularies. When a node is committed, it stays cached if the draft's tokenizer encodes the text with that token.
 
         # the target's tokens "un", "believ", "able" are the draft's "unbeliev", "able": `committed` has 3, `ids` has 2
     """
@@ -36,31 +35,34 @@ class TranslatedSlot(Slot):
 
     def _write_anew(self) -> None:
         self.written: list[int] = []
-        """Tokens of the draft's vocabulary that the draft wrote after `ids`; all but the last are cached."""
+        """Tokens, in the draft's vocabulary, that the draft wrote after the committed text. All but the last are
+        cached."""
         self.draft_ids: list[int] = []
-        """The written text in the target's tokens: these are the draft tokens."""
+        """Draft tokens: the written text in the target's vocabulary."""
         self.has_ended = False
         """Whether the text that the draft writes has ended."""
 
     @property
     def drafts_text(self) -> bool:
-        """Whether the draft writes text in its own tokens, which is then retokenized. False: it drafts only tokens that
-        both vocabularies share.
+        """Whether the draft writes text in its own tokens, which is then encoded in the target's tokens. If False, it
+        drafts only tokens that both vocabularies have.
         """
         return self.params.greedy and self.translation.by_strings
 
     def next_written(self) -> list[int]:
-        """Return the ids, in the draft's vocabulary, to feed in order to get the next token of the written text."""
+        """Return the ids, in the draft's vocabulary, to feed next in order to get the next token of the text that the
+        draft writes.
+        """
         if self.written and len(self.cached) == len(self.ids) + len(self.written) - 1:
             return self.written[-1:]
         self._write_anew()  # nothing is written yet, or the slot was preempted
         return self.uncached()
 
     def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
-        """Record the ids that were fed, and the token that the draft writes after them.
+        """Record the ids that were fed, and the token `own_id` that the draft writes after them.
 
-        Earlier draft tokens do not change, since the tree has nodes for them. If the longer text retokenizes otherwise,
-        it ends here.
+        Draft tokens that were made of the text so far stay, since the tree has nodes for them. If the longer text has
+        other tokens of the target's vocabulary in their place, the written text has ended.
         """
         self.fed(fed_ids)
         self.written.append(own_id)
@@ -80,8 +82,8 @@ class TranslatedSlot(Slot):
 
     @property
     def max_depth(self) -> int:
-        """Maximum depth of a draft tree within the draft's context. It is 0 if the committed text ends within a
-        character, which no draft token completes.
+        """Maximum depth of a draft tree within the draft's context. It is 0 if the committed text ends in the middle of
+        a UTF-8 character, since no draft token completes it.
         """
         if not self._retokenization.is_whole:
             return 0
@@ -103,7 +105,7 @@ class TranslatedSlot(Slot):
 
 
 def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None, **more: Any) -> Slot:
-    """Create a slot of a draft model: a `TranslatedSlot` if a translation is given, else a `Slot`.
+    """Create a slot of a draft model: a `TranslatedSlot` if a translation between vocabularies is given, else a `Slot`.
 
     `context_limit`: maximum number of tokens in the draft's context. `slot`, `more`: arguments of `Slot`.
     """

@@ -31,7 +31,9 @@ check."""
 
 
 class Deliverer:
-    """Sends deliveries to targets. It opens a stream at the first use of an address, and reopens it after it breaks."""
+    """Sends deliveries to targets. It opens a stream when an address is first used, and a new one after the stream
+    broke.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class Deliverer:
             self._metrics.dropped_tokens.inc(len(nodes.ids))
 
     def request_features(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
-        """Request a lease's features from a target, from a position on, as they are made. Requesting twice is
+        """Ask a target to send a lease's features, from a position on, as it computes them. Asking twice is
         harmless.
         """
         self._link(address).registration.request(target_epoch, request)
@@ -66,7 +68,7 @@ class Deliverer:
         """Register the draft's head at a target.
 
         Raises `IncompatiblePair` if the target refuses the head. Raises `Unavailable` if the target cannot be reached
-        or does not answer in time; a later call offers the head again.
+        or does not answer in time. In both cases a later call tries again.
         """
         registration = self._link(address).registration
         try:
@@ -78,7 +80,9 @@ class Deliverer:
             raise error from None
 
     def stub(self, address: str) -> target_pb2_grpc.TargetServiceStub:
-        """Return a stub that calls the target at an address, over the channel of its stream."""
+        """Return a gRPC stub for calls to the target at `address`. It shares the channel of the stream to that
+        target.
+        """
         return self._link(address).stub
 
     def _link(self, address: str) -> TargetLink:

@@ -42,8 +42,8 @@ PROBE_S = 60.0
 
 
 class WiringTest:
-    """Pairing check of a head: whether it predicts well from the target's hidden states. It runs once per epoch of each
-    target, and again only after a failure.
+    """Pairing check of a head: whether it predicts well from the target's hidden states. The test runs once for each
+    epoch of a target. It runs again at the next call if it has failed.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
 
 
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> ProbeStates:
-    """Return the hidden states of the probe text from a target's replies. Call it on the engine thread.
+    """Return the hidden states that the target computed for the probe text. Call it on the engine thread.
 
-    `ids`: token ids of the text. `taps`: layers whose hidden states were requested. `replies`: each holds
-    `MAX_PROBE_TAPS` of the taps, the last one the rest.
+    `ids`: token ids of the text. `taps`: layers whose hidden states were requested. `replies`: the target's replies, in
+    the order of `taps`: each holds the next `MAX_PROBE_TAPS` layers, and the last one those that are left.
     """
     states = dict[int, torch.Tensor]()  # by tap: [len(ids), d] bfloat16
     for part, reply in zip(_parts(taps), replies, strict=True):

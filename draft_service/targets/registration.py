@@ -20,16 +20,17 @@ from outrider.wire.transport.streams import Outbox
 log = get_logger(__name__)
 
 PIECE_BYTES = 4 << 20
-"""Bytes in one message of an uploaded projection. It is bounded because deliveries wait behind it."""
+"""Bytes of one message when a head's projection is uploaded. It is bounded because deliveries wait behind the
+message."""
 MAX_PIECES_QUEUED = 4
-"""Maximum number of messages in the stream's queue at which the next piece of an upload is added."""
+"""Number of queued messages on the stream above which an upload waits before it queues its next piece."""
 OFFER_AGAIN_S = 5.0
-"""Seconds after which a refused head is offered again, when features are requested."""
+"""Seconds after which a head that the target refused is registered again, when a slot requests features."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOffer:
-    """Head of a draft as it is offered to targets: its projection, serialised."""
+    """What a draft worker sends a target to register its head: the serialised projection, and its digest."""
 
     data: bytes
     """Bytes of the projection."""
@@ -40,13 +41,13 @@ class HeadOffer:
 
     @classmethod
     def of(cls, projection: Projection) -> HeadOffer:
-        """Return the offer of a head. `projection`: the head's projection."""
+        """Return what is to be sent for a head with this projection."""
         data = projection.to_bytes()
         return cls(data, digest_of(data), projection.spec.width)
 
 
 class Registration:
-    """Registration of one head on one stream to a target: the last offer, and the target's answer to it."""
+    """Registration of the draft's head on one stream to a target: it sends the head, and keeps the target's answer."""
 
     def __init__(self, offer: HeadOffer, address: str, outbox: Outbox[tpb.Delivery | tpb.HeadRequest]) -> None:
         self.offer = offer
@@ -60,21 +61,21 @@ class Registration:
         self._sending: asyncio.Task[None] | None = None
 
     async def register(self, target_epoch: int) -> None:
-        """Register the head at the target, and wait for the answer. A head that was refused before is offered again.
+        """Register the head at the target, and wait for the answer. If the target refused it before, it is sent again.
 
         Raises `IncompatiblePair` if the target refuses the head. Raises `Unavailable` if the stream ends, or if the
-        head is offered to another epoch of the target meanwhile.
+        head is meanwhile registered at another epoch of the target.
         """
         error = await asyncio.shield(self._offer(target_epoch, 0.0))  # another caller may wait for it, too
         if error is not None:
             raise error
 
     def request(self, target_epoch: int, request: FeaturesRequest) -> None:
-        """Request a lease's features if the head is registered. If it is not, offer the head; the slot requests again
-        later.
+        """Request a lease's features if the head is registered. If it is not, register the head; the slot requests its
+        features again later.
 
-        A head that was refused is offered again after `OFFER_AGAIN_S` seconds, since the target may have had no memory
-        for it.
+        A head that was refused is registered again after `OFFER_AGAIN_S` seconds, since the target may have had no
+        memory for it.
         """
         answer = self._offer(target_epoch, OFFER_AGAIN_S)
         if answer.done() and answer.result() is None:
@@ -102,8 +103,8 @@ class Registration:
         return self._answer
 
     def handle_reply(self, reply: tpb.HeadReply) -> None:
-        """Handle a reply of the target to the offer: upload the projection, or record the answer. A reply for another
-        epoch is dropped.
+        """Handle the target's reply to the registration: upload the projection, or record that the head is accepted or
+        refused. Drop a reply for another head or another epoch.
         """
         if reply.digest != self.offer.digest or reply.target_epoch != self._epoch:
             return
@@ -127,8 +128,9 @@ class Registration:
             self._outbox.put(tpb.HeadRequest(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
 
     def settle(self, error: OutriderError | None) -> None:
-        """Record the target's answer: None for acceptance, or the error because of which there will be none. A later
-        call replaces it.
+        """Record how the registration ended, in place of an earlier end.
+
+        `error`: None if the target accepted the head; else the error because of which it refused it or cannot answer.
         """
         if self._answer.done():
             self._answer = asyncio.Future()

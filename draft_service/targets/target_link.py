@@ -27,13 +27,13 @@ MAX_BACKLOG_BYTES = 256 << 20
 """Maximum bytes of deliveries that wait to be sent to one target. Later deliveries are dropped, since they would arrive
 too late."""
 MAX_UNTAKEN_BYTES = 64 << 20
-"""Bytes of received features that the engine has not taken, above which the stream is not read."""
+"""Maximum bytes of received features that the engine has not stored yet. Above it the stream is not read."""
 RETRY_S = 0.005
-"""Seconds between two looks at the bytes that the engine has not taken, while the stream is not read."""
+"""Seconds between two checks whether the engine has stored enough features for the stream to be read again."""
 
 
 class TargetLink:
-    """Stream to one target, from its opening until it ends."""
+    """Stream to one target. After it has ended, another link replaces it."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class TargetLink:
         return self._registration
 
     def put(self, item: tpb.Delivery) -> bool:
-        """Queue a delivery; return False if it is dropped because too many bytes wait. With an empty queue any size is
-        accepted.
+        """Queue a delivery, and return True. If too many bytes wait already, drop it and return False. An empty queue
+        accepts a delivery of any size.
         """
         size = item.ByteSize()
         if self._backlog_bytes and self._backlog_bytes + size > MAX_BACKLOG_BYTES:

@@ -23,15 +23,15 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 READ_S = 60.0
-"""Maximum seconds in which a target has to send its description, and again its tokenizer."""
+"""Maximum seconds for a target's reply with its description, and as many for the one with its tokenizer."""
 
 Key = tuple[str, int, tuple[int, ...]]
 """Identity of a vocabulary: the tokenizer's fingerprint, the width of the logits, and the end-of-sequence ids."""
 
 
 class TargetVocabularies:
-    """Vocabularies of the targets that a draft worker drafts for. Each slot has its target's vocabulary; there may be
-    several at once.
+    """Vocabularies of the targets that a draft worker drafts for. They may differ, since each slot has its target's
+    vocabulary.
     """
 
     def __init__(
@@ -55,8 +55,7 @@ class TargetVocabularies:
         """Descriptions of the vocabularies to which the draft translates."""
 
     async def learn(self, address: str, target_epoch: int) -> None:
-        """Read the vocabulary of a target from the target itself, and prepare a translation to it if it differs from
-        the draft's.
+        """Ask a target for its vocabulary. If that differs from the draft's, prepare a translation between the two.
 
         Raises `ConfigError` if the draft cannot translate to it, and `Unavailable` if the target cannot be called now.
         """
@@ -72,8 +71,8 @@ class TargetVocabularies:
         self._of_targets[address] = (target_epoch, vocabulary)
 
     def of(self, message: pb.OpenSlot) -> SlotVocabulary:
-        """Return the vocabulary of a slot that is to be opened: its target's, if that is known and differs; else the
-        draft's own.
+        """Return the vocabulary of a slot that is to be opened: the vocabulary that `learn` read from its target, or
+        the draft's own if none was read.
         """
         epoch, vocabulary = self._of_targets.get(message.target_address, (None, self._default))
         if epoch != message.target_epoch:

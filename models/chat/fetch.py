@@ -26,17 +26,17 @@ LICENSE = "LICENSE"
 
 
 class NotFetched(Exception):
-    """The model did not come; the message says what to do."""
+    """The chat model could not be downloaded. The message says what to do."""
 
 
 def chat_model() -> Path:
-    """Return the path of the model's file, whether or not it is there."""
+    """Return the path of the chat model's GGUF file, whether or not the file exists."""
     folder = Path(os.environ.get(VARIABLE) or cache_folder() / "chat-model").expanduser().absolute()
     return folder / GGUF
 
 
 def fetch() -> Path:
-    """Return the path of the model's file after it was fetched, if it was not there. Raises NotFetched."""
+    """Download the chat model unless its file exists, and return the file's path. Raises NotFetched."""
     file = chat_model()
     if file.is_file():
         return file

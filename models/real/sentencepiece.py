@@ -16,7 +16,7 @@ SPACE = "\u2581"
 
 
 class Kind(IntEnum):
-    """Of a token, as GGUF counts them."""
+    """Kind of a token, by its number in GGUF files."""
 
     NORMAL = 1
     CONTROL = 3
@@ -25,7 +25,7 @@ class Kind(IntEnum):
 
 
 class SentencePiece:
-    """The vocabulary of a file, with no space put before a text."""
+    """SentencePiece's BPE with the vocabulary of a GGUF file. It puts no space before a text."""
 
     def __init__(self, tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], bos_id: int) -> None:
         texts = [token.replace(" ", SPACE) for token in tokens]
@@ -38,7 +38,7 @@ class SentencePiece:
         self._bos_id = bos_id
 
     def encode(self, text: str) -> list[int]:
-        """Return its ids, the beginning of sequence first."""
+        """Return the token ids of a text, after the id that begins a sequence."""
         ids = [self._bos_id]
         for part in self._cut.split(text.replace(" ", SPACE)):
             ids += [self._ids[part]] if part in self._whole else self._joined(part)

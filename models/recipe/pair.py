@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONTEXT_LIMIT = 2048
-"""Tokens of prompt and output together."""
+"""Maximum number of tokens of prompt and output together."""
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 SPECIAL_TOKENS = (END_OF_TEXT, "<|user|>", "<|assistant|>", "<|system|>")
@@ -38,7 +38,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def new_model(which: str, vocab_size: int) -> LlamaForCausalLM:
-    """Return an untrained `target` or `draft`, float32 on CPU."""
+    """Return an untrained model, float32 on the CPU. which: "target" or "draft"."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         max_position_embeddings=CONTEXT_LIMIT,
@@ -61,7 +61,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: str) -> LlamaForCausalL
 
 
 def read_ids(path: Path) -> npt.NDArray[np.uint16]:
-    """Return the token ids of a prepared part, mapped, not read: [num_tokens] uint16.
+    """Return the token ids in a file of the corpus (train.bin or val.bin), [num_tokens] uint16, as a memory map.
 
     Raises FileNotFoundError naming the file and the command that writes it.
     """
@@ -73,9 +73,10 @@ def read_ids(path: Path) -> npt.NDArray[np.uint16]:
 def sample_windows(
     ids: npt.NDArray[np.uint16], num_windows: int, length: int, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Return windows at random places, across file borders: [num_windows, length] int64.
+    """Return windows of `length` consecutive tokens at random places, [num_windows, length] int64. A window may reach
+    from one text of the corpus into the next.
 
-    Raises ValueError when the part is shorter than one window.
+    Raises ValueError if there are too few ids for a window.
     """
     if len(ids) <= length:
         raise ValueError(f"the part has {len(ids)} tokens, a window needs more than {length}: add text or shorten it")

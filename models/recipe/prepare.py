@@ -40,16 +40,19 @@ NOT_THE_LIBRARY = ("site-packages", "whatsnew/changelog")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text of the corpus."""
+    """One text of the corpus."""
 
     name: str
-    """Path below its source, such as stdlib/ast.py."""
+    """Path of the text below its source, such as stdlib/ast.py."""
     text: str
     held_out: bool
 
 
 def documents(source: str, folder: Path, pattern: str, seen: set[str]) -> Iterator[Document]:
-    """Yield the text files of `folder` that match, each content once; `seen` collects the digests across sources."""
+    """Yield the text files of `folder` whose names match `pattern`, without files of the same content.
+
+    source: name of the folder in the documents' names. seen: digests of the contents so far; new ones are added.
+    """
     for path in sorted(folder.rglob(pattern)):
         full_name = path.as_posix()
         if not path.is_file() or any(part in full_name for part in DATA_TABLES + NOT_THE_LIBRARY):
@@ -67,7 +70,11 @@ def documents(source: str, folder: Path, pattern: str, seen: set[str]) -> Iterat
 
 
 def collect(stdlib: Path, docs: Path | None) -> tuple[list[Document], list[Document]]:
-    """Return (training, held-out) documents. Raises ValueError naming a missing folder or an empty part."""
+    """Return the documents to train on, and the held-out ones. Raises ValueError naming a missing folder, or if one of
+    the two lists is empty.
+
+    stdlib, docs: folders of Python's sources and documentation.
+    """
     for folder in (stdlib, docs):
         if folder is not None and not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: name the sources with --stdlib and --docs")
@@ -85,8 +92,10 @@ def collect(stdlib: Path, docs: Path | None) -> tuple[list[Document], list[Docum
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int, *, other: bool = False) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE with GPT-2's pre-tokenizer: every text has ids, which decode to its very bytes. other:
-    each digit and underscore is a token of its own.
+    """Return a byte-level BPE tokenizer with GPT-2's pre-tokenizer, trained on texts. It encodes every text, and
+    decodes the ids to the same bytes.
+
+    other: whether each digit and underscore is a token of its own, unlike in the demo pair's tokenizer.
     """
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe = Tokenizer(models.BPE())
@@ -114,7 +123,9 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int, *, other: bool = Fals
 
 
 def write_ids(path: Path, part: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Write the part's ids as uint16, an end-of-text id before each file; return how many."""
+    """Write the token ids of documents as uint16, with an end-of-text id before each document. Return the number of
+    ids.
+    """
     with path.open("wb") as out:
         for doc in part:
             # verbose=False: files are longer than the context, and are cut into windows later
@@ -124,7 +135,10 @@ def write_ids(path: Path, part: Sequence[Document], tokenizer: PreTrainedTokeniz
 
 
 def written_documents(folder: Path, target: Path) -> list[Document]:
-    """Return the answers that a target wrote into a folder, prompts included."""
+    """Return texts that a target wrote: each is a prompt and the target's answer.
+
+    folder: folder in which `outrider train-head` keeps the answers. target: folder of the target, for its tokenizer.
+    """
     tokenizer = AutoTokenizer.from_pretrained(target)
     texts = [tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in read(folder)]
     return [Document(f"written/{number}", text, held_out=False) for number, text in enumerate(texts)]
@@ -140,9 +154,10 @@ def prepare(
     other: bool = False,
     written: tuple[Path, Path] | None = None,
 ) -> None:
-    """Write all files that the module's docstring names. written: a folder of text, and the target that wrote it.
+    """Write all files that the module's docstring names.
 
-    Raises ValueError as `collect` does.
+    written: a folder of text to add, and the folder of the target that wrote it; None for no more text. Raises
+    ValueError naming a missing folder, or if there is too little text.
     """
     train, held_out = collect(stdlib, docs)
     work.mkdir(parents=True, exist_ok=True)

@@ -20,13 +20,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from models.recipe.pair import END_OF_TEXT, TOKENIZER_FOLDER, read_ids
 
 LENGTHS = 32, 128
-"""Least and most tokens of a prompt. Doubling them leaves fewer tokens of a context to the target's own words."""
+"""Minimum and maximum number of tokens of a prompt. Longer prompts leave fewer tokens of the context to the target's
+own output."""
 
 
 def prompts(ids: npt.NDArray[np.uint16], tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> Iterator[str]:
-    """Yield texts of one file each: what stands before the end of another, or a part of a character, is left out.
+    """Yield `count` prompts: windows of `ids` at random places. A prompt is from one text: what a window has of an
+    earlier text, or of a cut character at its ends, is left out.
 
-    Raises ValueError when the part is shorter than a prompt.
+    Raises ValueError if there are too few ids for a prompt.
     """
     if len(ids) <= LENGTHS[1]:
         raise ValueError(f"the part has {len(ids)} tokens, a prompt may take {LENGTHS[1]}: add text")

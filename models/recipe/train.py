@@ -46,24 +46,28 @@ class Plan(Length):
 
     batch_size: int
     window: int
-    """Tokens of one training example."""
+    """Number of tokens of one training example."""
     report_every: int
-    """Steps between a report with a saved checkpoint."""
+    """Number of steps after which the held-out loss is printed and a checkpoint saved."""
     seed: int
 
 
 def next_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the mean nats a token of logits [B, T, V] float32 and ids [B, T] int64."""
+    """Return the mean cross-entropy to the next token, in nats a token. logits: [B, T, V] float32. ids: [B, T]
+    int64.
+    """
     return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 def distillation_loss(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy to the teacher's distribution, nats a token; both [B, T, V] float32."""
+    """Return the mean cross-entropy to the teacher's distribution, in nats a token. logits, teacher_logits: [B, T, V]
+    float32.
+    """
     return -(softmax(teacher_logits, -1) * log_softmax(logits, -1)).sum(-1).mean()
 
 
 class Trainer:
-    """One training run of one model; `run` performs all of it."""
+    """One training run of one model. `run` performs all of it."""
 
     def __init__(self, work: Path, which: str, plan: Plan, device: str, *, resume: bool, alone: bool) -> None:
         """alone: it has no teacher."""
@@ -80,7 +84,7 @@ class Trainer:
         self._optimizers = Optimizers(self.model)
 
     def run(self) -> float:
-        """Train, save and return the held-out loss, nats a token."""
+        """Train and save the model. Return its held-out loss, in nats a token."""
         rng = np.random.default_rng(self._plan.seed)
         start_s = time.monotonic()
         step = 0

@@ -17,11 +17,11 @@ from typing import TypeVar
 from models.translation.lexicon import NUM_DOMAINS, Lexicon, Noun, Verb
 
 PLURAL = 3
-"""Column of the plural in the tables of endings, behind those of the genders."""
+"""Column of the plural in the tables of endings. The columns before it are the three genders."""
 
 
 class Case(IntEnum):
-    """Rows of the tables of endings."""
+    """Case of a noun in De, which is the row in the tables of endings."""
 
     NOMINATIVE = 0
     ACCUSATIVE = 1
@@ -30,13 +30,13 @@ class Case(IntEnum):
 
 THE = (("der", "die", "das", "die"), ("den", "die", "das", "die"), ("dem", "der", "dem", "den"))
 STRONG = (("er", "e", "es", "e"), ("en", "e", "es", "e"), ("em", "er", "em", "en"))
-"""Endings of dies- and jed-, of einig- in the plural, and of an adjective that nothing before it declines."""
+"""Endings [case][column] of dies- and jed-, of einig- in the plural, and of an adjective after einig-."""
 A = (("", "e", "", "e"), ("en", "e", "", "e"), ("em", "er", "em", "en"))
-"""Endings of ein- and kein-."""
+"""Endings [case][column] of ein- and kein-."""
 WEAK = (("e", "e", "e", "en"), ("en", "e", "e", "en"), ("en", "en", "en", "en"))
-"""Endings of an adjective behind THE or STRONG."""
+"""Endings [case][column] of an adjective after der, dies- or jed-."""
 MIXED = (("er", "e", "es", "en"), ("en", "e", "es", "en"), ("en", "en", "en", "en"))
-"""Endings of an adjective behind A."""
+"""Endings [case][column] of an adjective after ein- or kein-."""
 WHICH = (("der", "die", "das", "die"), ("den", "die", "das", "die"), ("dem", "der", "dem", "denen"))
 PRONOUNS = (("er", "sie", "es", "sie"), ("ihn", "sie", "es", "sie"), ("ihm", "ihr", "ihm", "ihnen"))
 
@@ -55,14 +55,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Somebody or something, in both."""
+    """A noun phrase in both languages, En and De."""
 
     en: str
     de: dict[Case, str]
     column: int
-    """Its gender, or PLURAL."""
+    """Column in the tables of endings: the gender of its noun, or PLURAL."""
     pronoun: str
-    """For it in En, where it is spoken of again: it, or they."""
+    """Pronoun that stands for it in a later clause in En: it, or they."""
 
     @property
     def is_plural(self) -> bool:
@@ -71,21 +71,25 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """What is said of a subject."""
+    """What a clause says of its subject, in both languages."""
 
     en: str
-    """Without the subject."""
+    """The clause in En, without its subject."""
     finite: str
-    """The verb of De that agrees with the subject."""
+    """Finite verb of the clause in De, which agrees with the subject."""
     middle: str
-    """What stands between that and the end."""
+    """Words of De between the finite verb and `end`."""
     end: str
-    """What closes the clause: an infinitive or participle, or a prefix; empty where nothing does."""
+    """Word of De that ends a main clause: an infinitive, a participle, or the prefix of the verb; empty if there is
+    none."""
     joined: str
-    """End and verb as they stand last in a subordinate clause."""
+    """`end` and the finite verb as they stand at the end of a subordinate clause in De."""
 
     def main(self, subject: str, topic: str = "") -> str:
-        """As a main clause, whose verb stands second: behind a topic the subject is third."""
+        """Return the clause as a main clause of De, whose verb is its second part.
+
+        topic: words that come first, so that the subject comes after the verb; empty = the subject comes first.
+        """
         first = f"{topic} {self.finite} {subject}" if topic else f"{subject} {self.finite}"
         return _join(first, self.middle, self.end)
 
@@ -94,20 +98,20 @@ class Clause:
 
 
 class SentenceGrammar:
-    """Writes pairs from a lexicon."""
+    """Writes random sentences of En with their translations into De, in words of a lexicon."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self.lexicon = lexicon
         self._shares = {id(words): _zipf(len(words)) for words in self._all_words()}
 
     def pairs(self, seed: int) -> Iterator[tuple[str, str]]:
-        """Yield (En, De) without end; another seed gives others."""
+        """Yield pairs (sentence of En, its translation into De) without end. Each seed gives other pairs."""
         dice = random.Random(seed)
         while True:
             yield self.pair(dice)
 
     def pair(self, dice: random.Random) -> tuple[str, str]:
-        """Return a sentence and its translation."""
+        """Return a random sentence of En and its translation into De."""
         domain = dice.randrange(NUM_DOMAINS)
         writer = _Writer(self, dice, domain)
         place = self._phrase_of(dice, dice.choice(self.lexicon.places[domain]), domain, "the", [])
@@ -120,7 +124,11 @@ class SentenceGrammar:
         return writer.reported(where)
 
     def noun_phrase(self, dice: random.Random, domain: int, depth: int = 0) -> Phrase:
-        """Return a name, or a noun with what belongs to it: adjectives, at times a clause about it."""
+        """Return a name, or a noun with a determiner, adjectives and at times a relative clause.
+
+        domain: field of life, which decides what ambiguous words mean. depth: 0, or 1 within a relative clause, which
+        gets no relative clause of its own.
+        """
         if dice.random() < 0.15:
             name = self.choose(dice, self.lexicon.names)
             return Phrase(name, dict.fromkeys(Case, name), dice.randrange(2), "they")
@@ -138,7 +146,10 @@ class SentenceGrammar:
         return Phrase(f"{phrase.en} that {clause.en}", whole, phrase.column, phrase.pronoun)
 
     def clause(self, dice: random.Random, domain: int, subject: Phrase, depth: int = 0) -> Clause:
-        """Return something to be said of the subject."""
+        """Return a random clause about the subject.
+
+        domain: field of life, which decides what ambiguous words mean. depth: 0, or 1 within a relative clause.
+        """
         verb = self.choose(dice, self.lexicon.verbs)
         tense = dice.choice(TENSES)
         thing = self.noun_phrase(dice, domain, depth)
@@ -161,7 +172,7 @@ class SentenceGrammar:
         return Clause(_join(verb_en, *en_parts), finite, _join(*de_parts), end, joined)
 
     def choose(self, dice: random.Random, words: Sequence[T]) -> T:
-        """Return a word, common ones more often than rare ones."""
+        """Return one of the words at random. The first ones are the likeliest."""
         return dice.choices(words, cum_weights=self._shares[id(words)])[0]
 
     def _phrase_of(
@@ -205,7 +216,9 @@ class _Writer:
         return _sentence(f"{subject.en} {clause.en} {where[0]}", behind.main(subject.de[Case.NOMINATIVE]))
 
     def complex(self, where: tuple[str, str]) -> tuple[str, str]:
-        """Two clauses; the second may speak of the first one's subject again."""
+        """Return a sentence of two clauses. The second is about the first one's subject, as a pronoun, or about another
+        subject.
+        """
         subject, clause = self._create_clause()
         en_conjunction, de_conjunction = self._dice.choice(CONJUNCTIONS)
         nominative = subject.de[Case.NOMINATIVE]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 SHIFTED_SHARE = 0.6
-"""Of the words. Doubling the rest leaves half as much that can be told from spelling."""
+"""Share of words of De that come from their En word by a shift of sounds, and can so be told from its spelling."""
 NUM_DOMAINS = 3
-"""Fields of life, of which a text's decides what its ambiguous words mean."""
+"""Number of fields of life. The field of a text decides what its ambiguous words mean."""
 
 _EN_ONSETS = (*"bdfghklmnprstvw", "bl", "dr", "fl", "gr", "pl", "sn", "st", "th", "tr")
 _EN_VOWELS = (*"aeiouaeio", "ea", "oo")
@@ -30,7 +30,7 @@ _SHIFTS = (
 
 
 class Gender(Enum):
-    """Of a noun in De; the values are columns of the tables of endings."""
+    """Gender of a noun in De. Its value is its column in the tables of endings."""
 
     MASCULINE = 0
     FEMININE = 1
@@ -39,34 +39,34 @@ class Gender(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A noun; its plural in En takes an s."""
+    """A noun of En with its translations. Its plural in En ends with s."""
 
     en: str
     de: tuple[str, ...]
-    """Singular by domain; all the same but for an ambiguous noun."""
+    """Singular in De, one for each domain (field of life). They are all the same unless the noun is ambiguous."""
     genders: tuple[Gender, ...]
-    """By domain, as `de`."""
+    """Gender in De of each entry of `de`."""
     plurals: tuple[str, ...]
-    """By domain, as `de`."""
+    """Plural in De of each entry of `de`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb that takes an object; in En its past participle takes an ed."""
+    """A transitive verb of En with its translations. Its past participle in En ends with ed."""
 
     en: str
     stems: tuple[str, ...]
-    """Of De, by domain; all the same but for an ambiguous verb."""
+    """Stem in De, one for each domain (field of life). They are all the same unless the verb is ambiguous."""
     changed: tuple[str, ...]
-    """Stems of the third person singular, by domain: strong verbs change a vowel."""
+    """Stem in the third person singular for each entry of `stems`. In strong verbs it has another vowel."""
     prefix: str
-    """That leaves a finite verb for the end of a main clause; empty for most."""
+    """Separable prefix in De, which stands at the end of a main clause; empty for most verbs."""
     takes_dative: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word without forms in En, and without others than endings in De."""
+    """An adjective or adverb. It has one form in En; in De an adjective takes endings."""
 
     en: str
     de: str
@@ -74,16 +74,17 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Lexicon:
-    """All words, the commonest first."""
+    """All words of both languages, the commonest first."""
 
     nouns: Sequence[Noun]
     verbs: Sequence[Verb]
     adjectives: Sequence[Word]
     adverbs: Sequence[Word]
     names: Sequence[str]
-    """The same in both."""
+    """Names of persons, which are the same in both languages."""
     places: Sequence[Sequence[Noun]]
-    """By domain: where something happens tells what it is about."""
+    """Nouns of places, one list for each domain (field of life). The place in a sentence tells which domain it is
+    about."""
 
     @classmethod
     def make(cls, seed: int = 0) -> Lexicon:
@@ -163,7 +164,7 @@ class _Maker:
 
 
 def shift(english: str) -> str:
-    """Return a word with its sounds shifted."""
+    """Return the word of De that comes from a word of En by the shift of sounds."""
     found = ""
     at = 0
     while at < len(english):

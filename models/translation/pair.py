@@ -19,28 +19,31 @@ PAD = "<pad>"
 END = "</s>"
 PAD_ID = 0
 END_ID = 1
-"""As in T5: an answer begins with the one and ends with the other, as a source does."""
+"""Id of the token that ends each text. PAD_ID begins the decoder's output, as in T5."""
 VOCAB_SIZE = 2048
-"""Entries of the tokenizer. Doubled, words of the lexicon are pieces of their own, and nobody spells."""
+"""Number of tokens of the tokenizer. With twice as many, whole words of the lexicon would be tokens, so that no word
+would be spelt in pieces."""
 TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_SENTENCES = 20_000
-"""Of each language, that the tokenizer is made of."""
+"""Number of sentences of each language on which the tokenizer is trained."""
 TEXT_SENTENCES = 4_000
-"""Of De, for drafters that count in a text. Doubled, bigrams guess a little more often."""
+"""Number of sentences of De in the text for drafters that count n-grams. With twice as many, bigrams are right a little
+more often."""
 HELD_OUT_ONE_IN = 64
 POOL_BATCHES = 16
-"""Batches that are sorted by length together. Doubling it pads less, and makes a batch's sentences more alike."""
+"""Number of batches whose pairs are sorted by length together. More batches need less padding, but then the sentences
+of one batch are more alike."""
 
 SIZES: dict[str, dict[str, int]] = {
     "teacher": {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 512, "num_layers": 4},  # 5.8M parameters
     "target": {"d_model": 128, "d_kv": 64, "num_heads": 2, "d_ff": 320, "num_layers": 2},  # 1.0M
     "draft": {"d_model": 96, "d_kv": 48, "num_heads": 2, "d_ff": 384, "num_layers": 1},  # 0.5M
 }
-"""Encoder and decoder have num_layers each."""
+"""T5 settings of each model. `num_layers` holds for the encoder and for the decoder."""
 
 
 def new_model(which: str) -> T5ForConditionalGeneration:
-    """Return an untrained model of SIZES, float32 on the CPU."""
+    """Return an untrained model, float32 on the CPU. which: a key of SIZES."""
     config = T5Config(
         vocab_size=VOCAB_SIZE,
         dropout_rate=0.0,  # no pair is seen twice
@@ -61,7 +64,7 @@ def load_model(folder: Path, device: str) -> T5ForConditionalGeneration:
 
 
 def make_tokenizer(grammar: SentenceGrammar) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE of both languages that ends every text with END."""
+    """Return a byte-level BPE tokenizer, trained on both languages, that ends every text with END."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = byte_level
@@ -87,26 +90,27 @@ def is_held_out(source: str) -> bool:
 
 
 def training_pairs(grammar: SentenceGrammar, seed: int) -> Iterator[tuple[str, str]]:
-    """Yield pairs without end, none of them held out."""
+    """Yield pairs (sentence of En, translation) without end. None of them is held out."""
     return (pair for pair in grammar.pairs(seed) if not is_held_out(pair[0]))
 
 
 def held_out_pairs(grammar: SentenceGrammar) -> Iterator[tuple[str, str]]:
-    """Yield pairs without end that nobody is trained on, always the same."""
+    """Yield the pairs (sentence of En, translation) that no model is trained on, without end and always the same."""
     return (pair for pair in grammar.pairs(0) if is_held_out(pair[0]))
 
 
 def text_to_count_in(grammar: SentenceGrammar) -> str:
-    """Return translations that nobody is measured on, a sentence after the other."""
+    """Return sentences of De, one after the other, for drafters that count n-grams. None is a held-out translation."""
     return " ".join(target for _, target in itertools.islice(training_pairs(grammar, 0), TEXT_SENTENCES))
 
 
 def batches(
     pairs: Iterator[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, batch_size: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield sources [B, S] int64 and targets [B, T] int64 without end, each ended by END_ID and padded with PAD_ID.
+    """Yield sources [B, S] int64 and targets [B, T] int64 without end. Each row ends with END_ID and is padded with
+    PAD_ID.
 
-    Those of about the same length are together, and the batches of a pool in any order.
+    Rows of about the same length are in one batch. The batches come in random order.
     """
     order = np.random.default_rng(seed)
     while pool := list(itertools.islice(pairs, POOL_BATCHES * batch_size)):

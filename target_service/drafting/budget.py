@@ -32,8 +32,8 @@ from outrider.wire.requests.speculation import MIN_GAIN
 from target_service.leases.hold import PendingDraft, hold_until
 
 PROBE_STEPS = 16
-"""One in this many steps is a probe: it takes only half of the draft tokens that pay, and no extra rows, so that the
-time of smaller steps is measured."""
+"""Every PROBE_STEPS-th step is a trial: it verifies only half of the draft tokens that pay, and has no extra rows of
+drafters. So the time of smaller steps is measured, too."""
 _RATE_WEIGHT = 0.25
 """Weight of a step in the moving mean of tokens per second."""
 
@@ -43,30 +43,32 @@ _Item = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class VerifyDemand:
-    """What the budget reads of one slot. No sampled token influences it."""
+    """What the budget reads of one slot in order to choose how many of its draft tokens a step verifies. No sampled
+    token influences it.
+    """
 
     probs: Sequence[float] = ()
-    """Acceptance probability of each candidate draft token, best first. For a tree whose size may depend on the sampled
-    tokens: one probability per level."""
+    """Acceptance probability of each draft token that the step might verify, best first. If a tree's size may depend on
+    its sampled tokens: one probability for each level of the tree."""
     num_required: int = 0
-    """Number of candidates that are verified whatever they cost, if the request fixes the number; 0 = the budget takes
-    those that pay."""
+    """If the request fixes the number of draft tokens: how many are verified, whatever they cost. 0 = the budget
+    verifies those that pay."""
     max_rows: int = 0
-    """Maximum number of rows that the required candidates may take. It exceeds num_required for a tree whose size may
-    depend on the sampled tokens."""
+    """Maximum number of rows that the `num_required` draft tokens may take. It exceeds num_required for a tree whose
+    size may depend on the sampled tokens."""
     is_whole: bool = False
-    """Whether the required candidates are verified all together or not at all."""
+    """Whether the `num_required` draft tokens are verified all together or not at all."""
     is_fixed: bool = False
     """Whether the request fixes the number of draft tokens that a step verifies."""
     num_pending: int = 1
-    """Number of the slot's rows in a step without draft tokens."""
+    """Number of rows that the slot has in a step without draft tokens; usually 1, for its last committed token."""
     extra_rows: int = 0
-    """Number of extra rows: those that the slot's drafter asks to add to this step, to make draft tokens for later
-    steps."""
+    """Number of extra rows. The slot's drafter adds them to this step to make draft tokens for later steps; they are
+    not verified."""
     extra_gain: float = 0.0
-    """Expected number of tokens per step that the extra rows bring."""
+    """Expected number of accepted tokens per step that the extra rows bring."""
     extra_cost_rows: int = 0
-    """Number of rows that extra_gain has to pay for: the extra rows, and the draft tokens that earlier extra rows
+    """Number of rows that `extra_gain` must pay for: the extra rows, and the draft tokens that earlier extra rows
     made."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     """Caller, weight, priority and limits of the request."""
@@ -74,8 +76,8 @@ class VerifyDemand:
     """Monotonic time, in seconds, since which the slot has been ready."""
 
     def part(self, num_drafts: int) -> tuple[bytes, float, int]:
-        """Return the slot's part of a step that verifies its first num_drafts candidates: caller, expected tokens,
-        number of rows.
+        """Return what the slot adds to a step that verifies its first num_drafts draft tokens: (caller, expected number
+        of tokens that the slot commits, number of its rows).
         """
         if num_drafts and self.is_whole:
             gain = sum(self.probs)
@@ -87,12 +89,12 @@ class VerifyDemand:
 
 
 class VerifyChoice(NamedTuple):
-    """The budget's choice for one slot in a step."""
+    """What the budget chose for one slot in one step."""
 
     num_drafts: int
-    """Number of the slot's candidates to verify, from the first on."""
+    """Number of the slot's candidate draft tokens to verify, counted from the first."""
     with_extra_rows: bool
-    """Whether the extra rows are added to the step."""
+    """Whether the step has the extra rows that the slot's drafter asks for."""
 
 
 _Demands = Mapping[int, VerifyDemand]
@@ -113,11 +115,11 @@ class _Plan(NamedTuple):
     """The choice for a step in which no caller is bounded."""
 
     num_drafts: dict[int, int]
-    """Number of candidates to verify, by slot index."""
+    """Number of draft tokens to verify, by index of the slot."""
     has_optional_drafts: bool
-    """Whether there are candidates that the budget may leave out."""
+    """Whether there are draft tokens that the budget may leave out."""
     is_worthwhile: bool
-    """Whether some of the candidates that may be left out are worth their rows."""
+    """Whether some of the draft tokens that may be left out bring more than their rows cost."""
 
 
 class VerifyBudget:
@@ -136,9 +138,10 @@ class VerifyBudget:
         """Moving mean of tokens per second, of all slots together, or of the bounding caller's slots."""
 
     def note(self, num_rows: int, num_tokens: int, seconds: float, between_s: float = 0.0) -> None:
-        """Record a step without prompts: its number of rows, the number of tokens that it committed, and its seconds.
+        """Record the cost of a step in which no prompt was prefilled.
 
-        between_s: seconds between this step and the previous one, or the time at which the first slot became ready.
+        num_rows: number of its rows. num_tokens: number of tokens that it committed. seconds: its duration. between_s:
+        seconds that passed before it, since the previous step ended or, after a pause, since a slot was ready.
         """
         self.cost.note(num_rows, seconds)
         self._callers.note(seconds, between_s)
@@ -152,10 +155,12 @@ class VerifyBudget:
     def choose(
         self, demands: Sequence[VerifyDemand], max_rows: int, max_extra_rows: int, absent: Iterable[Scheduling]
     ) -> list[VerifyChoice | None]:
-        """Return the choice for each slot, in the order of `demands`; None for a slot that does not step now.
+        """Return, for each slot in the order of `demands`, what the next step verifies of it; None for a slot that is
+        left out of the step.
 
-        max_rows: maximum number of draft tokens and extra rows together. max_extra_rows: maximum sum of
-        extra_cost_rows. absent: scheduling of slots that are not ready but soon will be.
+        max_rows: maximum number of draft tokens and extra rows of all slots. max_extra_rows: maximum sum of their
+        extra_cost_rows. absent: scheduling of slots that are not ready but soon will be; the step leaves their callers
+        a share.
         """
         self._num_chosen += 1
         is_probe = self._num_chosen % PROBE_STEPS == 0
@@ -218,14 +223,14 @@ class VerifyBudget:
     def _best(
         self, row_groups: list[_RowGroup], demands: _Demands, gains: Mapping[int, float], num_rows: int, max_rows: int
     ) -> Sequence[_RowGroup]:
-        """Return those offers with which the step makes the most tokens a second, best first; none if that is less than
-        MIN_GAIN times the rate without them.
+        """Return those groups of rows with which the step makes the most tokens a second, best first; none if that is
+        less than MIN_GAIN times the rate without them.
 
-        gains: expected tokens of each slot without offers. num_rows: rows of the step without offers. max_rows: maximum
-        number of rows of the offers.
+        gains: expected tokens of each slot without the groups. num_rows: rows of the step without the groups. max_rows:
+        maximum number of rows of the groups.
 
-        Example: one slot; offers with gains 0.8, 0.5 and 0.1; steps of 1 to 4 rows take 10, 11, 12 and 13 ms. 1.0, 1.8,
-        2.3 and 2.4 tokens are 100, 164, 192 and 185 a second, so the first two offers are taken.
+        Example: one slot; groups of one row with gains 0.8, 0.5 and 0.1; steps of 1 to 4 rows take 10, 11, 12 and 13
+        ms. 1.0, 1.8, 2.3 and 2.4 tokens are 100, 164, 192 and 185 a second, so the first two groups are taken.
         """
         row_groups.sort(key=lambda row_group: -row_group.gain / row_group.num_rows)
         rows = [num_rows]  # of steps with none, one, two .. of the offers
@@ -306,8 +311,10 @@ class VerifyBudget:
     # waiting
 
     def awaited(self, pending: Sequence[PendingDraft]) -> Sequence[PendingDraft]:
-        """Return those of the pending drafts for which a step may be held: all of them, or only the bounding caller's
-        if a caller is bounded.
+        """Return those of the pending drafts for which a step may wait.
+
+        Usually these are all of them. If steps are kept short so that one caller gets its fair share, they are only the
+        drafts of that caller's slots.
         """
         if self._callers.bounding is None:
             return pending
@@ -316,8 +323,8 @@ class VerifyBudget:
     def hold_until(self, awaited: Sequence[PendingDraft], now: float) -> float | None:
         """Return the monotonic time, in seconds, until which the step waits for these drafts; None if it does not wait.
 
-        A step never waits while draft tokens do not pay. If a caller is bounded, the cost of waiting is counted in the
-        bounding caller's tokens. now: monotonic time, in seconds.
+        It does not wait if draft tokens did not pay in the last step. awaited: result of the method `awaited`. now:
+        monotonic time, in seconds.
         """
         if not self._is_worthwhile:
             return None

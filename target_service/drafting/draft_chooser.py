@@ -32,14 +32,14 @@ from target_service.leases.lease_jobs import Fallback
 from target_service.leases.leases import Leases
 
 Merge = Callable[[Sequence[CandidateTree], int, bool, bool], list[BudgetItem]]
-"""Function that orders the draft tokens of several drafters. Arguments: their trees, the maximum number of offers,
-whether the request fixes the number of draft tokens, whether draft tokens are accepted by matching. Returns the offers,
-best first."""
+"""Function that orders the draft tokens of several drafters, best first. Arguments: their trees, the maximum number of
+draft tokens, whether the request fixes their number, whether draft tokens are accepted by equality with the target's
+tokens (greedy, coupled) rather than by a random draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftChooser:
-    """Chooses the draft tokens of each slot. It has no state of its own."""
+    """Chooses which draft tokens of each slot a step may verify. It has no state of its own."""
 
     own: OwnDrafts
     keeper: SlotKeeper[Slot]
@@ -47,7 +47,7 @@ class DraftChooser:
     metrics: WorkerMetrics
     vocab_size: int
     supports_trees: bool
-    """Whether a step may verify draft trees; if not, only chains."""
+    """Whether a step can verify draft trees. If not, it verifies only chains."""
     merge: Merge
 
     # candidates
@@ -57,8 +57,8 @@ class DraftChooser:
 
         Usually they are those of the drafter with the largest expected number of accepted tokens, or the grammar's
         forced tokens if these are more. If the request fixes a number or a tree shape, they are those of the first of
-        the target's own drafters that has any, else the delivered ones; forced tokens replace them only if there are as
-        many as the request fixes.
+        the target's own drafters that has any, or else the delivered ones. Forced tokens replace these only if there
+        are as many as the request fixes.
         """
         if lease.beams is not None:
             return Candidates(lease, budget_items=lease.beams.budget_items(lease.slot, lease.first.acceptance))
@@ -69,8 +69,8 @@ class DraftChooser:
         return forced
 
     def or_forced(self, found: Candidates) -> Candidates:
-        """Return the tokens that the grammar forces as candidates, if they are more than `found` is expected to bring;
-        else `found`.
+        """Return the tokens that the request's grammar forces, as candidates. Return `found` itself if it is expected
+        to bring as many accepted tokens, or if the grammar forces none.
 
         Forced tokens are deterministic, and verified like others.
         """
@@ -85,8 +85,10 @@ class DraftChooser:
         return Candidates(lease, {SlotDrafter(None, lease.first.acceptance): forced}, forced.budget_items())
 
     def add_extra_rows(self, found: Candidates) -> Candidates:
-        """Return the candidates with the extra rows that one of the slot's drafters asks to add to a step that verifies
-        all of them; `found` itself if no drafter asks for any.
+        """Return the candidates together with the extra rows that one of the slot's drafters adds to a step in order to
+        make draft tokens for later steps. If no drafter adds any, return `found` itself.
+
+        The extra rows are those for a step that verifies all candidates.
         """
         lease = found.lease
         if not self.own.has_extra_rows(lease.slot) or not lease.max_drafts:
@@ -198,8 +200,8 @@ class DraftChooser:
     # drafts that have not arrived
 
     def pending(self, found: Candidates) -> list[PendingDraft]:
-        """Return the drafts from which more tokens may arrive, each with the probability that its next token is
-        accepted and no other drafter's is.
+        """Return the draft workers from which more draft tokens may arrive, each with the probability that its next
+        token is accepted and no other drafter's token is.
 
         The list is empty if forced tokens are verified, or a fixed number of the target's own draft tokens.
         """
@@ -246,10 +248,10 @@ class DraftChooser:
         return pending
 
     def fallback(self, lease: Lease, num_drafts: int, *, is_left_out: bool) -> Fallback | None:
-        """Return why a step verifies no draft token of a slot that should have some; None if it verifies some, or
-        should have none.
+        """Return why a step verifies no draft token of a slot. None if it verifies some, or if none were to be
+        expected.
 
-        num_drafts: number of the slot's draft tokens that the step verifies. is_left_out: whether there were some and
+        num_drafts: number of the slot's draft tokens that the step verifies. is_left_out: whether there were some, and
         the budget took none.
         """
         if num_drafts:
@@ -266,7 +268,7 @@ class DraftChooser:
     # the proposal
 
     def proposal(self, found: Candidates, choice: VerifyChoice) -> Proposal:
-        """Return the proposal with those candidates of a slot that the budget has chosen.
+        """Return the proposal of a slot: the first of its candidates, as many as the budget has chosen.
 
         It is empty if a delivery turns out to break a rule.
         """

@@ -46,8 +46,8 @@ class OwnDrafts:
         return tuple(available)
 
     def refusal(self, drafter: Drafter | None) -> JobError | None:
-        """Return the error for a drafter that this worker does not offer; None if it offers the drafter, or if the
-        request names none (None).
+        """Return the error for a request that names a drafter which this worker does not have; None if it has the
+        drafter, or if the request names none.
         """
         by_name = list(self.available)
         if Drafter.PREDICTION in by_name:
@@ -78,10 +78,10 @@ class OwnDrafts:
             drafter.commit(slot, num_same)
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> list[bool]:
-        """Update the slot's drafters after a step that committed these tokens.
+        """Pass the tokens that a step committed on to the slot's drafters.
 
-        Returns one entry for each of the tokens for which the request's prediction had proposed one, verified or not:
-        whether the prediction was right.
+        Returns, for each of these tokens for which the request's prediction had proposed a draft token, verified or
+        not, whether the prediction was right.
         """
         self._candidates.pop(slot.key, None)
         found = list[bool]()
@@ -92,9 +92,9 @@ class OwnDrafts:
     def worthwhile_drafters(self, slot: Slot, *, has_fixed_num: bool, is_drafted: bool) -> Iterator[Drafter]:
         """Yield the slot's drafters that propose something worth verifying, in order of preference.
 
-        has_fixed_num: whether the request asks for a number of draft tokens. Then the last drafter is yielded even if
-        its proposal is poor, unless a draft worker drafts for the slot (is_drafted) and the drafter is not merged with
-        it.
+        has_fixed_num: whether the request fixes the number of draft tokens. If so, the last drafter is yielded even if
+        its proposal is poor. This does not hold if a draft worker drafts for the slot too, unless the drafter's tokens
+        are merged with that worker's. is_drafted: whether a draft worker drafts for the slot.
         """
         last = None
         for name, drafter in self._drafters_of(slot.key).items():
@@ -110,7 +110,7 @@ class OwnDrafts:
     ) -> CandidateTree:
         """Return at most max_tokens draft tokens of a drafter, best first; an empty tree if it has none.
 
-        They stay the same until tokens are committed. name: the drafter. state: sampling state of the slot. shares:
+        They stay the same until tokens are committed. name: the drafter. state: sampling state of the slot. acceptance:
         acceptance probabilities of the drafter in this slot.
         """
         proposals = self._candidates.setdefault(slot.key, {})
@@ -124,13 +124,16 @@ class OwnDrafts:
         return self._drafters[name].max_len
 
     def has_extra_rows(self, slot: Slot) -> bool:
-        """Return whether one of the slot's drafters may add extra rows to a step."""
+        """Return whether one of the slot's drafters may add extra rows to a step, to make draft tokens for later
+        steps.
+        """
         return any(drafter.has_extra_rows for drafter in self._drafters_of(slot.key).values())
 
     def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        """Return the extra rows that a drafter adds to the slot's next step; None if there are none.
+        """Return the extra rows that a drafter adds to the slot's next step, to make draft tokens for later steps; None
+        if there are none.
 
-        parents: for each draft token of the step its parent in the draft tree. Call it first with all draft tokens
+        parents: for each draft token of the step, its parent in the draft tree. Call it first with all draft tokens
         that the step might verify, and then with those that it will verify, which are the first ones of that list.
         """
         for drafter in self._drafters_of(slot.key).values():
@@ -140,15 +143,15 @@ class OwnDrafts:
         return None
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        """Pass the logits after the extra rows of a step, [E, V] float32, to their drafter, before anything is
-        committed.
+        """Pass the logits after a step's extra rows, [E, V] float32, to the drafter that asked for the rows. Call it
+        before anything is committed.
 
         path: the accepted nodes. rows: the extra rows.
         """
         self._drafters[rows.drafter].read(slot, logits, path, rows)
 
     def close(self, key: SlotKey, *, is_ended: bool = True) -> None:
-        """Stop drafting for a slot. is_ended: whether its output is complete, so that a drafter may remember it for
+        """Stop drafting for a slot. is_ended: whether its output is complete; a drafter may then use it to draft for
         other slots.
         """
         self._candidates.pop(key, None)

@@ -19,41 +19,46 @@ from target_service.leases.lease import SlotDrafter
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Draft token that is accepted or rejected by the distribution that it was drawn from."""
+    """Test of a draft token that was drawn from a distribution. By that distribution and the target's, the token is
+    accepted or rejected.
+    """
 
     node: int
-    """Node of the token in the tree. If two drafters drew the same token after one node, the node has two draws."""
+    """Index of the token's node in the tree. If two drafters drew the same token after one node, the tree has one node
+    for it, and the node has two draws."""
     distribution: TokenDistribution | None
-    """Distribution that the token was drawn from. None: that of the previous draw, which is a sibling, without the
-    sibling's token."""
+    """Distribution that the token was drawn from. None = the distribution of the previous draw with that draw's token
+    removed: both are siblings of one drafter, drawn without replacement."""
 
     @property
     def is_one_token(self) -> bool:
-        """Whether the distribution has only one token, i.e. a deterministic draft token is tested as a draw."""
+        """Whether the distribution has only one token. A deterministic draft token has such a draw in a chain with
+        sampled ones, and under lenience.
+        """
         return self.distribution is not None and self.distribution.scores.size == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Proposal of one slot: the draft tokens that a step verifies, ready for the forward."""
+    """What a step verifies of one slot: its draft tokens, ready for the forward."""
 
     slot: Slot
     tree: DraftTree
     """Draft tree; empty for a step without draft tokens."""
     draws: Sequence[Draw] = ()
-    """Draws in the order in which they are tested: after one node those of the first drafter, in the order in which it
-    drew them, then those of the next. A node without a draw is deterministic. Without any draws, draft tokens are
-    accepted as far as they equal the target's own tokens: under `greedy` and `coupled`, and under `rejection` if all
-    are deterministic."""
+    """Draws in the order in which they are tested. After one node, the first drafter's draws come first, in the order
+    in which it drew them, then those of the next drafter. If there are no draws at all, draft tokens are accepted as
+    long as they equal the target's own tokens. This is so for `greedy` and `coupled`, and for `rejection` if all draft
+    tokens are deterministic."""
     sources: Mapping[SlotDrafter, Mapping[int, int]] = field(default_factory=dict)
-    """By drafter, in the order of the tests: its nodes, each with its rank among the drafter's own siblings."""
+    """For each drafter, in the order in which draws are tested: its nodes in the tree, and the rank of each among the
+    drafter's own siblings (node index: rank)."""
     extra_rows: ExtraRows | None = None
-    """Extra rows that a drafter of the slot adds after the tree, to make draft tokens for later steps; None for
-    none."""
+    """Rows that a drafter of the slot adds after the tree, to make draft tokens for later steps; None for none."""
 
     @property
     def drafted_by(self) -> list[SlotDrafter]:
-        """Drafters of which at least one draft token is verified."""
+        """Drafters that proposed at least one of the tree's nodes."""
         return [source for source, ranks in self.sources.items() if ranks]
 
     def drafter_of_node(self, node: int) -> SlotDrafter | None:
@@ -64,8 +69,8 @@ class Proposal:
         return None
 
     def row(self) -> Row:
-        """Return the slot's row of the forward: committed tokens that are not cached, then the tree, then the extra
-        rows.
+        """Return what the forward is fed for the slot: the committed tokens that are not cached, then the tree, then
+        the extra rows, from which draft tokens for later steps are made.
 
             2 uncached committed tokens, tree parents [-1, 0, 0]: row parents [-1, 0, 1, 2, 2]
         """
@@ -86,8 +91,8 @@ class Proposal:
 
 
 def split_logits(proposals: Sequence[Proposal], logits: Tensor) -> tuple[Tensor, dict[SlotKey, Tensor]]:
-    """Split the logits of a step. Return those that decide the slots, [sum(N_b + 1), V] for trees of N_b nodes, and by
-    slot those after its E extra rows, [E, V].
+    """Split the logits of a step. Return two parts: the logits that decide the slots, [sum(N_b + 1), V] for trees of
+    N_b nodes; and by slot the logits after its E extra rows, [E, V], which its drafter reads.
 
     logits: [R, V] float32, the rows of the proposals in order.
 

@@ -20,30 +20,31 @@ class Candidates:
 
     lease: Lease
     trees: Mapping[SlotDrafter, CandidateTree] = field(default_factory=dict)
-    """Draft tokens by drafter, in the order in which draws are tested; empty for a beam search."""
+    """Draft tree of each drafter, in the order in which draws are tested; empty for a beam search."""
     budget_items: Sequence[BudgetItem] = ()
-    """Draft tokens that the budget takes or leaves, best first unless the request fixes their number. An offer may turn
-    out to have no token."""
+    """Draft tokens among which the budget chooses, best first unless the request fixes their number. After the end of a
+    sampled chain, items without a token follow, so that the choice does not depend on the chain's length."""
     drafter: Drafter | None = None
-    """Drafter in the target that makes its tokens only once the budget has chosen their number, since most would never
-    be verified; None if all tokens are made already."""
+    """One of the target's own drafters, if its tokens are made only after the budget has chosen their number, since
+    most would never be verified. None if all tokens are made already."""
     extra_rows: ExtraRows | None = None
-    """Extra rows that a drafter of the slot adds to a step that verifies all candidates; None for none."""
+    """Rows that a drafter of the slot adds to a step that verifies all candidates, to make draft tokens for later
+    steps; None for none."""
 
     @property
     def num_expected(self) -> float:
-        """Expected number of accepted draft tokens if all offers were verified.
+        """Expected number of accepted draft tokens if all candidates were verified.
 
-        A sampled chain counts with the maximum length that it could have had, so that no sampled token influences the
-        number.
+        A sampled chain counts with the maximum length that it could have had, so the number depends on no sampled
+        token.
         """
         return sum(budget_item.prob for budget_item in self.budget_items)
 
     @property
     def demand(self) -> VerifyDemand:
-        """What the budget must know of the candidates to decide how many of them a step verifies.
+        """What the budget reads of the candidates to choose how many of them a step verifies.
 
-        It does not depend on which tokens were sampled. Otherwise the decision would change the output's distribution.
+        It does not depend on which tokens were sampled. Otherwise the choice would change the output's distribution.
         """
         lease = self.lease
         shape = lease.speculation.tree
@@ -80,7 +81,9 @@ class Candidates:
         return replace(demand, extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=cost_rows)
 
     def num_after(self, choice: VerifyChoice) -> int:
-        """Return the number of tokens that the slot's cache will hold after a step with this choice."""
+        """Return the number of tokens that the slot's cache will hold after a step with the draft tokens and extra rows
+        that the budget chose.
+        """
         num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
         for budget_item in self.budget_items[: choice.num_drafts]:
             num_tokens += bool(budget_item.nodes or self.drafter)

@@ -18,15 +18,17 @@ from target_service.features.features import FeatureJob, Features, FeatureSubscr
 from target_service.features.registered_heads import Heads
 
 MAX_BACKLOG_BYTES = 64 << 20
-"""Maximum bytes of features that wait to be written to one draft worker. Beyond it features are not queued; they are
-sent later if they are still kept."""
+"""Maximum bytes of features that wait to be written to one draft worker. Further features are not queued; they are sent
+later, as far as the target still keeps them."""
 PART_BYTES = 4 << 20
 """Approximate maximum bytes of features in one message. It is bounded because later messages wait until it is
 written."""
 
 
 class FeatureStream:
-    """Stream from the target to one draft worker: it carries features, and the answers to head registrations."""
+    """Stream from the target to one draft worker. It carries features, and the replies to the draft worker's
+    registration of its head.
+    """
 
     def __init__(
         self,
@@ -65,8 +67,8 @@ class FeatureStream:
         await self._outbox.wait_below(MAX_UNREAD)
 
     def handle(self, ask: tpb.HeadRequest) -> None:
-        """Handle one request of the draft worker: a head, a piece of its weights, or a subscription. A request that
-        breaks a rule is answered with a refusal.
+        """Handle one request of the draft worker: to register a head, to add a piece of the head's weights, or to
+        subscribe to features. A request that breaks a rule is answered with a refusal.
         """
         kind = ask.WhichOneof("item")
         if kind is None:
@@ -91,8 +93,9 @@ class FeatureStream:
         self._engine.submit(FeatureJob(lambda features: features.subscribe(subscription)))
 
     def reply(self, digest: bytes, state: tpb.HeadState, why: str = "") -> None:
-        """Send the state of a head's registration to the draft worker. digest: names the head. why: reason of a
-        refusal.
+        """Send the draft worker the state of its head's registration.
+
+        digest: digest of the head. state: ready, refused, or needs weights. why: reason of a refusal.
         """
         self._put_head(digest, state, why, self._epoch)
 
@@ -111,15 +114,16 @@ class FeatureStream:
         return self._num_posted_bytes - self._num_written_bytes < MAX_BACKLOG_BYTES
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
-        """Send the features of num_tokens tokens, the first at position `start`. data: [num_tokens, d] bfloat16, row by
-        row.
+        """Send the features of num_tokens consecutive tokens, the first at position `start`.
+
+        data: the features, [num_tokens, d] bfloat16, row by row.
         """
         self._num_posted_bytes += len(data)
         self._engine.answer(lambda: self._put_features(subscription, start, num_tokens, data))
         self.count("sent", num_tokens, len(data))
 
     def count(self, fate: str, num_tokens: int, num_bytes: int) -> None:
-        """Count the features of num_tokens tokens in the metrics. fate: "sent" or "dropped"."""
+        """Count features in the metrics. fate: "sent" or "dropped". num_tokens, num_bytes: their number and size."""
         self._metrics.feature_rows.labels(peer=self._peer, fate=fate).inc(num_tokens)
         self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 
@@ -156,7 +160,7 @@ class FeatureStream:
         await self._outbox.wait_below(0)
 
     async def close(self) -> None:
-        """Withdraw the head that the stream registered, end its subscriptions, and close it."""
+        """End the stream, its subscriptions, and the registration of its head."""
         self._engine.submit(FeatureJob(self._forget))
         self._heads.remove_stream(self)
         await self._outbox.close()

@@ -36,15 +36,17 @@ MAX_KEPT_BYTES = 256 << 20
 """Maximum bytes of kept features of all slots and heads. Above it, the features of the slot that has gone longest
 without a new token are dropped first."""
 MAX_KEPT_TOKENS = 512
-"""Maximum number of a slot's tokens, before those of its last step, whose features are kept for a subscription that is
-behind."""
+"""Maximum number of a slot's earlier tokens, before those of its last step, whose features are kept for a draft worker
+that has not received them yet."""
 MAX_SUBSCRIPTIONS = 4096
 """Maximum number of subscriptions. Above it, the oldest is dropped, and its draft worker has to subscribe again."""
 
 
 @dataclass(eq=False, slots=True)
 class FeatureSubscription:
-    """Subscription of a draft worker to the features of one lease: those that are kept now, and later ones."""
+    """Subscription of one draft worker to the features of one lease. The features that the target keeps are sent at
+    once, and later ones after each step.
+    """
 
     link: FeatureStream
     digest: bytes
@@ -55,7 +57,7 @@ class FeatureSubscription:
     request_id: int = 0
     """Number that the draft worker gave its request; it is returned with the features."""
     has_begun: bool = False
-    """Whether the lease has begun. A subscription may arrive before its lease."""
+    """Whether the lease has begun. A draft worker may subscribe before its lease has begun at the target."""
     dropped_end: int = 0
     """Position after the last token whose feature was counted as dropped."""
 
@@ -75,7 +77,9 @@ class _Head:
 
 
 class Features:
-    """Features of all registered heads, for all slots that may be drafted for: made, kept and sent."""
+    """Makes, keeps and sends the features of all registered heads, for all slots for which draft tokens may be
+    verified.
+    """
 
     def __init__(self, runner: ModelRunner, leases: Leases) -> None:
         self._runner = runner
@@ -103,8 +107,8 @@ class Features:
     def add_head(self, digest: bytes, projection: Projection) -> None:
         """Make features for a head from the next step on. Raises InvalidRequest if there is no memory for it.
 
-        digest: names the head. projection: linear map from hidden states to features; it is moved to the runner's
-        device.
+        digest: digest by which the head is found. projection: linear map from hidden states to features; it is moved to
+        the runner's device.
         """
         try:
             self._heads[digest] = _Head(projection.to(self._runner.device), torch.empty(0, dtype=torch.int64))
@@ -134,7 +138,7 @@ class Features:
 
     def subscribe(self, subscription: FeatureSubscription) -> None:
         """Begin a subscription, and send the features that are kept for it. It replaces an earlier subscription with
-        the same ticket. The lease may begin later.
+        the same ticket. If the ticket's lease has not begun yet, features are sent once it begins.
         """
         self._subscriptions.pop(subscription.ticket, None)
         self._subscriptions[subscription.ticket] = subscription
@@ -149,10 +153,10 @@ class Features:
                 del self._subscriptions[ticket]
 
     def probe(self, token_ids: Sequence[int], taps: Sequence[int]) -> tpb.ProbeReply:
-        """Return the hidden states and the likeliest next tokens of a text, with which a draft worker tests its head.
-        Raises Unavailable if there is no memory now.
+        """Return the hidden states of a text and the likeliest token after each of its tokens. A draft worker tests
+        with them whether its head reads the right layers. Raises Unavailable if there is no memory now.
 
-        taps: layers whose hidden states are returned.
+        token_ids: the text. taps: layers whose hidden states are returned.
         """
         try:
             hidden, best_ids = self.see(token_ids, taps)
@@ -161,10 +165,10 @@ class Features:
         return tpb.ProbeReply(taps=_as_bytes(hidden), best_ids=best_ids.tolist())
 
     def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Run a forward over a text of T tokens, outside all slots. Return its hidden states at layers `taps`, [T,
+        """Run a forward over a text of T tokens that belongs to no slot. Return its hidden states at layers `taps`, [T,
         taps, hidden], and the likeliest id after each token, [T] int64.
 
-        Raises OutOfBlocks, InvalidRequest, and RuntimeError where torch has no memory.
+        Raises OutOfBlocks, InvalidRequest, and RuntimeError if torch has no memory.
         """
         table = self._runner.pool.new_table()
         try:
@@ -178,8 +182,9 @@ class Features:
     # slots
 
     def feature(self, digest: bytes, key: SlotKey, position: int) -> Tensor | None:
-        """Return a head's feature of the token at a position of a slot, [d] bfloat16 on the CPU; None if it is not
-        kept.
+        """Return a head's feature of one token of a slot, [d] bfloat16 on the CPU; None if it is not kept.
+
+        digest: digest of the head. key: the slot. position: position of the token.
         """
         buffer = self._buffers.get(key, {}).get(digest)
         if buffer is None or not buffer.start <= position < buffer.end:
@@ -200,7 +205,9 @@ class Features:
     # steps
 
     def fed(self, rows: Sequence[Row]) -> None:
-        """Record the rows of the forward that has just run. Call it before `note_committed`."""
+        """Record the rows of the forward that has just run. Call it before `note_committed`, which refers to these
+        rows.
+        """
         self._first_index.clear()
         self._spans.clear()
         if self._heads:
@@ -210,16 +217,17 @@ class Features:
                 num_fed += row.num_new
 
     def note_committed(self, key: SlotKey, row: Row, nodes: Sequence[int]) -> None:
-        """Record which new tokens of a row are committed. nodes: indices of these tokens among the row's new tokens, in
-        order of their positions.
+        """Record which of the tokens that a row fed are committed now; features are made for these.
+
+        nodes: indices of these tokens among the row's new tokens, in order of their positions.
         """
         if self._heads and nodes and self._leases.may_be_drafted(key):
             first = self._first_index[id(row)]
             self._spans.append((key, row.num_cached, [first + node for node in nodes]))
 
     def send(self) -> None:
-        """Make the features of the tokens that `note_committed` recorded, keep them, and send them to the
-        subscriptions.
+        """Make and keep the features of the tokens that `note_committed` recorded, and send them to the draft workers
+        that have subscribed to them.
         """
         if self._spans:
             try:
@@ -234,7 +242,9 @@ class Features:
             num_bytes -= _num_bytes(buffers)
 
     def begin_leases(self, tickets: Iterable[int]) -> None:
-        """Send kept features to the subscriptions of a lease that has just begun. tickets: the lease's tickets."""
+        """Send features to the draft workers that have already subscribed to a lease that begins now. tickets: the
+        lease's tickets.
+        """
         for ticket in tickets:
             subscription = self._subscriptions.get(ticket)
             if subscription is not None:

@@ -28,12 +28,13 @@ from outrider.wire.settings.config import TargetConfig
 from target_service.features.features import Features
 
 DIGEST = b"own"
-"""Digest that names the projection of the target's own heads in `Features`. No draft worker registers it."""
+"""Name of the projection of the target's own heads in `Features`, in place of a digest. No draft worker's head has
+it."""
 
 
 class OwnHeads(TargetDrafter):
-    """Drafter with the target's own heads. Their input is the feature of the slot's last token but one, the last token
-    in the cache.
+    """Drafter in the target with the target's own heads. Their input is the feature of the token before the last
+    committed one, which is the last token in the cache.
     """
 
     def __init__(self, loaded: LoadedHead, features: Features) -> None:

@@ -30,13 +30,14 @@ MAX_HEADS = 16
 """Maximum number of projections that are kept or being uploaded. It is bounded because each takes time in every
 step."""
 MAX_HEADS_BYTES = 1 << 30
-"""Maximum bytes of all projections. Two projections of three layers of 8192 features each fit."""
+"""Maximum bytes of all projections. It is enough for two projections, each from three layers of 8192 elements to
+features of 8192."""
 MAX_PIECE_BYTES = 16 << 20
 """Maximum bytes of one message of an upload. It is bounded because deliveries wait behind it."""
 MAX_PROBE_TOKENS = 128
 """Maximum number of tokens of the text on which an uploaded head is tested. Steps wait while the test runs."""
 PIECE_S = 15.0
-"""Seconds after which an upload is refused if no piece of it arrives."""
+"""Maximum seconds between two pieces of an upload. After them the upload is refused."""
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class _Upload:
 
 
 class Heads:
-    """Registry of the heads of draft workers; each stream may register one."""
+    """Registry of the heads of draft workers. Each draft worker's stream may register one head."""
 
     def __init__(
         self,
@@ -90,8 +91,10 @@ class Heads:
         return sum(head.projection.num_bytes for head in list(self._heads.values()))
 
     def is_ready(self, stream: FeatureStream, digest: bytes) -> bool:
-        """Return whether a stream may subscribe to the features of a head: it has registered the head, and the engine
-        makes the features.
+        """Return whether a stream may subscribe to a head's features: it has registered the head, and the engine makes
+        the features.
+
+        digest: digest of the head.
         """
         head = self._heads.get(digest)
         return head is not None and head.is_ready and stream in head.streams
@@ -119,8 +122,8 @@ class Heads:
         stream.reply(spec.digest, tpb.HEAD_STATE_NEEDS_WEIGHTS)
 
     def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
-        """Raise InvalidRequest if a probe of num_tokens tokens with these layers cannot be run. taps: layers whose
-        hidden states are wanted.
+        """Raise InvalidRequest if a probe of these sizes cannot be run. num_tokens: number of tokens of its text. taps:
+        layers whose hidden states are asked for.
         """
         self._check_features()
         if not (1 <= num_tokens <= MAX_PROBE_TOKENS and len(taps) <= MAX_PROBE_TAPS):

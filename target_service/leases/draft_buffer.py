@@ -20,15 +20,15 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 from outrider.wire.requests.tree_shape import TreeShape
 
 NODE_BYTES = 256
-"""Bytes reckoned for one draft token in a buffer, without its distribution. A delivery of one token has 60 bytes of
-ticket, epoch and position, and 10 for each node on the path to the token."""
+"""Bytes that one draft token in a buffer counts, without its distribution. In a delivery, a token takes 60 bytes for
+ticket, epoch and position, and 10 for each node on the path to it."""
 
 
 def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
     """Return the maximum number of bytes of the draft buffers of all slots together.
 
-    There is room for MAX_DRAFT_TOKENS tokens per slot. Their distributions get 4 bytes per id of the vocabulary and
-    token, but at most memory_bytes in all.
+    There is room for MAX_DRAFT_TOKENS tokens per slot, and for their distributions with 4 bytes for each id of the
+    vocabulary. memory_bytes: maximum bytes of all these distributions.
     """
     num_tokens = num_slots * MAX_DRAFT_TOKENS
     return num_tokens * NODE_BYTES + min(num_tokens * 4 * vocab_size, memory_bytes)
@@ -39,30 +39,31 @@ class DeliveryCost:
     """Time that a draft worker spent on one delivery. The nodes of the delivery share this object."""
 
     us: int
-    """Time that the draft worker spent, in microseconds; 0 once a verdict has told the gateway."""
+    """Microseconds that the draft worker spent; 0 once the gateway has received them with a verdict."""
 
 
 @dataclass(slots=True)
 class BufferedToken:
-    """Draft token in a buffer: everything but its id, parent and rank, which the buffer's tree holds."""
+    """What a draft buffer keeps of a draft token besides its id, parent and rank, which are in the buffer's tree."""
 
     kind: NodeKind
     num_bytes: int
-    """The token's share of its delivery's bytes."""
+    """Bytes of the token's delivery, divided by the number of its new tokens."""
     distribution: EncodedDistribution | None
     """Distribution that a sampled token was drawn from; None for other kinds."""
     step_len: int | None
-    """Committed length of the step that was running when the token arrived; None if no step was running."""
+    """If the token arrived while a step ran: the number of committed tokens at which that step began. Else None."""
     cost: DeliveryCost | None
-    """Cost of the token's delivery; None if the delivery does not state it."""
+    """Time that the draft worker spent on the token's delivery; None if the delivery does not state it."""
 
 
 class DraftBuffer:
-    """Draft buffer of one ticket: a tree of draft tokens, and for its node i the entry `tokens[i]`."""
+    """Draft buffer of one ticket: a tree of draft tokens, and for node i of the tree the entry `tokens[i]`."""
 
     def __init__(self) -> None:
         self.num_wasted = 0
-        """Number of draft tokens since the last verdict that arrived too late to be verified."""
+        """Number of draft tokens, since the last verdict, that equal committed ones but arrived too late to be
+        verified."""
         self.clear()
 
     def clear(self) -> None:
@@ -71,8 +72,7 @@ class DraftBuffer:
         self.tokens: list[BufferedToken] = []
         self.num_bytes = 0
         self.ended: set[int] = set()
-        """Nodes, or ROOT, after which no step waits for more draft tokens: their draft worker will send none there for
-        now."""
+        """Nodes (or ROOT) after which the draft worker sends no more draft tokens for now, so no step waits for any."""
 
     def insert(
         self, delivery: Delivery, committed: Sequence[int], max_bytes: int, *, in_step: bool = False
@@ -154,14 +154,14 @@ class DraftBuffer:
     def advance(
         self, token_ids: Sequence[int], committed_len: int, note: Callable[[int | None], None] | None
     ) -> tuple[int, int]:
-        """Make the last of the tokens that a step has just committed the root of the tree, and drop all nodes off their
-        path.
+        """Move the root of the tree along the tokens that a step has just committed, and drop all nodes that do not
+        follow them.
 
         committed_len: committed length before the step. note: called for each node on the path that had children, with
         the rank of the child that was committed, or None if no child was.
 
-        Returns two numbers: nodes that were dropped, without those on the path; and late nodes, those on the path that
-        arrived while the step ran.
+        Returns two numbers: of the dropped nodes, without those on the path itself; and of the nodes on the path that
+        arrived while the step ran, i.e. too late for it.
 
         Example: nodes a and b under the root, c under a; committed [a]: b is dropped, and c becomes a child of the
         root.
@@ -198,8 +198,8 @@ class DraftBuffer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether a step need not wait for more draft tokens after the committed ones, because the draft worker will
-        send none for now.
+        """Whether the draft worker sends no more draft tokens for now, after the committed ones or after the likeliest
+        path of buffered ones. A step then need not wait for more.
         """
         if ROOT in self.ended:
             return True
@@ -225,14 +225,18 @@ class DraftBuffer:
         return nodes
 
     def deterministic_ids_after(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the ids of the deterministic draft tokens that follow a path of buffered token ids, best first."""
+        """Return the ids of the deterministic draft tokens that are children of a buffered node, best first.
+
+        token_ids: the path from the root to that node.
+        """
         return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.DETERMINISTIC)]
 
     def pop_cost_us(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the microseconds that the draft worker spent on the delivery of a path's last node, as a list of one
-        number.
+        """Return, as a list of one number, the microseconds that the draft worker spent on the delivery of a buffered
+        node.
 
         The number is 0 if an earlier call returned the time of this delivery. The list is empty if the time is unknown.
+        token_ids: the path from the root to the node.
         """
         cost = self.tokens[self._find(token_ids)].cost
         if cost is None:
@@ -254,8 +258,10 @@ class DraftBuffer:
     ) -> tuple[list[int], list[float]]:
         """Return the nodes of one kind that lie within a tree shape, best first, and their acceptance probabilities.
 
-        prob_of_rank: acceptance probability of a node by its rank among its siblings. Parents come before their
-        children, and siblings in the order of their ranks. Probabilities depend on ranks alone, never on tokens.
+        prob_of_rank: function that returns a node's acceptance probability by its rank among its siblings. kind:
+        sampled or deterministic. shape: maximum size of the tree. Parents come before their children, and siblings in
+        the order of their ranks. Probabilities depend on ranks alone, never on tokens.
+
         Example: ranks 0 and 1 have probability 0.6 and 0.3; a and b are under the root, c is under a; the shape has 2
         nodes. The result is a (0.6) and c (0.36), which comes before b (0.3).
         """

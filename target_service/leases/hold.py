@@ -24,18 +24,18 @@ class PendingDraft(NamedTuple):
     lease: Lease
     draft: DeliveredDrafts
     prob: float
-    """Acceptance probability of the next token to arrive."""
+    """Probability that the next token that arrives is accepted."""
 
 
 class ExpectedArrival(NamedTuple):
-    """Time at which a draft worker's next tokens are expected for a slot."""
+    """When the next draft tokens of a draft worker are expected for a slot."""
 
     until_s: float
     """Monotonic time in seconds, after which the tokens are overdue."""
     takes_s: float
-    """Mean seconds in which such tokens arrive."""
+    """Mean seconds that such tokens take to arrive."""
     is_first: bool
-    """Whether these are the first draft tokens for the slot's next step, i.e. none are buffered."""
+    """Whether the slot has no draft tokens yet for its next step, so that these are the first."""
 
 
 def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> ExpectedArrival | None:
@@ -59,8 +59,10 @@ def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> Expect
 
 
 def waiting_slots(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, float]:
-    """Return the slots that wait while the others step, each with the time until which it waits: monotonic, in seconds.
-    They are slots whose requests fix the number of draft tokens and that miss some.
+    """Return the slots that wait for draft tokens while other slots step, because their requests fix the number of
+    draft tokens and some are missing. Each has the monotonic time, in seconds, until which it waits.
+
+    pending: drafts that are missing. now: monotonic time, in seconds.
     """
     waiting = dict[SlotKey, float]()
     for lease, _, _ in pending:
@@ -73,10 +75,10 @@ def waiting_slots(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, 
 def note_missing(
     pending: Iterable[PendingDraft], awaited: Iterable[PendingDraft], waiting: Container[SlotKey], now: float
 ) -> None:
-    """Record that a step begins without draft tokens that are still on their way. A draft worker for which the step has
-    waited in vain becomes inactive.
+    """Record that a step begins without draft tokens that are still expected. If the step has waited for a draft worker
+    in vain, later steps do not wait for that worker until its next delivery.
 
-    pending: draft workers from which tokens may arrive. awaited: those of them for which the step might have been held.
+    pending: draft workers from which tokens may arrive. awaited: those of them for which the step might have waited.
     waiting: slots that wait while the others step. now: monotonic time, in seconds.
     """
     awaited_tickets = set[int]()
@@ -94,7 +96,7 @@ def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> floa
     """Return the monotonic time, in seconds, until which a step waits for the next tokens of these drafts; None if it
     does not wait.
 
-    rate: tokens per second that waiting costs.
+    now: monotonic time, in seconds. rate: tokens per second that are lost while the step waits.
 
     Example: two drafts with probability 0.6 and 0.4, the first expected within 4 ms, 200 tokens a second. Waiting
     brings 1.0 tokens and costs 0.8, so the step waits. At 300 tokens a second it does not.

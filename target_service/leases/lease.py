@@ -15,15 +15,15 @@ from target_service.leases.lease_jobs import VerifyJob
 from target_service.leases.slot_search import Beams
 
 MAX_STARVED = 8
-"""Maximum number of entries in a `DeliveredDrafts.starved_since_s`: committed lengths at which the slot was starved.
-They are kept to time deliveries that arrive late."""
+"""Maximum number of entries in `DeliveredDrafts.starved_since_s`. Entries of earlier steps are kept to time deliveries
+that arrive after their step."""
 ETA_WEIGHT = 0.25
 """Weight of a new measurement in the moving mean of the seconds in which draft tokens arrive."""
 
 
 @dataclass(eq=False, slots=True)
 class SlotDrafter:
-    """One drafter of one slot, with its acceptance probabilities there."""
+    """One drafter of one slot, and how likely its draft tokens are accepted there."""
 
     drafter: Drafter | None
     """Which drafter: one of the target's own, MODEL for a draft worker, or None for the request's grammar."""
@@ -31,7 +31,9 @@ class SlotDrafter:
     """Acceptance probabilities of the drafter's tokens, by their rank among siblings."""
 
     def chain_probs(self, max_len: int) -> list[float]:
-        """Return the acceptance probability of each draft token of a chain of length max_len."""
+        """Return, for each draft token of a chain of length max_len, the probability that it and all before it are
+        accepted.
+        """
         return [self.acceptance.chain_prob(depth) for depth in range(1, max_len + 1)]
 
 
@@ -45,31 +47,33 @@ class DeliveredDrafts(SlotDrafter):
     delivery."""
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
     has_drafts: bool | None = None
-    """Whether draft tokens were buffered when the slot became ready for this step; None before the first delivery."""
+    """Whether draft tokens were buffered when the slot became ready for its present step; None before the first
+    delivery."""
     starved_since_s: dict[int, float] = field(default_factory=dict)
-    """Monotonic time, in seconds, at which the slot became ready without draft tokens, by its committed length then. An
+    """Times at which the slot became ready without draft tokens: committed length to monotonic time in seconds. An
     entry is removed when draft tokens for that length arrive."""
     starved_len: int = 0
-    """Committed length of the last delivery for which the slot had been starved."""
+    """Committed length at which the slot last was starved and then got draft tokens."""
     eta_s: float | None = None
-    """Mean seconds from the time a starved slot became ready to its first draft tokens; None before the first
-    measurement."""
+    """Moving mean of the seconds that a starved slot waits, from the time it is ready until its first draft tokens
+    arrive; None before the first measurement."""
     gap_s: float | None = None
-    """Mean seconds between two deliveries that a starved slot gets at the same committed length; None before the first
-    measurement."""
+    """Moving mean of the seconds between two deliveries to a starved slot at the same committed length; None before the
+    first measurement."""
     arrived_s: float = 0.0
     """Monotonic time of the last delivery, in seconds."""
     is_refused: bool = False
-    """Whether a delivery has broken a rule since the last verdict."""
+    """Whether a delivery of this draft worker has broken a rule since the slot's last verdict."""
     is_skipped: bool = False
-    """Whether the slot's next step ignores this draft worker, even if its tokens arrive before the step."""
+    """Whether the slot's next step uses no tokens of this draft worker, even if they arrive before the step."""
     needs_features: bool = False
     """Whether the draft worker has subscribed to features of the slot's committed tokens."""
 
     def arrived(self, root_len: int, arrived_s: float) -> None:
-        """Record a delivery, late or not, whose draft tokens follow the first `root_len` committed tokens.
+        """Record that a delivery has arrived, late or not.
 
-        arrived_s: monotonic time of the delivery, in seconds.
+        root_len: number of committed tokens that the delivered draft tokens follow. arrived_s: monotonic time of the
+        delivery, in seconds.
         """
         self.is_active = True
         self.has_drafts = bool(self.has_drafts)
@@ -82,9 +86,10 @@ class DeliveredDrafts(SlotDrafter):
         self.arrived_s = arrived_s
 
     def begin_step(self, committed_len: int, has_drafts: bool, now: float) -> None:
-        """Record that the slot is ready for its step at `committed_len`.
+        """Record that the slot is ready for its next step.
 
-        has_drafts: whether draft tokens are buffered for it. now: monotonic time, in seconds.
+        committed_len: number of its committed tokens. has_drafts: whether draft tokens are buffered for the step. now:
+        monotonic time, in seconds.
         """
         self.is_refused = self.is_skipped = False
         self.buffer.num_wasted = 0
@@ -98,7 +103,9 @@ class DeliveredDrafts(SlotDrafter):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """Lease of one slot, which steps by itself until it has `job.lease_end_len` committed tokens."""
+    """Lease of one slot. Until the slot has `job.lease_end_len` committed tokens, its steps need no message from the
+    gateway.
+    """
 
     job: VerifyJob
     slot: Slot
@@ -115,7 +122,8 @@ class Lease:
     held_from_s: float | None = None
     """Monotonic time, in seconds, since which the slot's next step is held for draft tokens; None if it is not held."""
     is_passed_over: bool = False
-    """Whether the next step began without draft tokens that were expected, because waiting for them does not pay."""
+    """Whether the next step began without draft tokens that were expected soon, because waiting for them did not
+    pay."""
 
     @property
     def first(self) -> DeliveredDrafts:
@@ -149,8 +157,8 @@ class Lease:
 
     @property
     def max_drafts(self) -> int:
-        """Maximum depth of the draft tokens of the next step. It leaves room for one more token, since a step commits
-        one token more than it accepts.
+        """Maximum depth of the draft tokens of the next step. It leaves room for the token that a step commits after
+        the accepted ones.
         """
         if self.beams is not None:
             return self.beams.drafts.max_depth
@@ -165,8 +173,8 @@ class Lease:
 
     @property
     def num_required(self) -> int:
-        """Number of draft tokens per step that the request fixes, limited to the slot's room. Meaningful only if the
-        request fixes a number or a tree shape.
+        """Number of draft tokens per step that the request fixes, or fewer if the output's end leaves no room. It has
+        no meaning if the request fixes neither a number nor a tree shape.
         """
         tree = self.speculation.tree
         if tree is None:
@@ -175,7 +183,7 @@ class Lease:
 
     def likely_chain(self, source: SlotDrafter) -> int:
         """Return the maximum length of a drafter's chain in the next step. If the request fixes the number of draft
-        tokens, that is `max_chain`; else the chain ends where tokens become unlikely to be accepted.
+        tokens, that is `max_chain`. If not, the chain ends where its tokens become unlikely to be accepted.
         """
         if self.speculation.is_fixed:
             return self.max_chain
@@ -201,10 +209,10 @@ class Lease:
         return all(draft.buffer.is_ended for draft in self.drafts)
 
     def is_soon_ready(self, now: float) -> bool:
-        """Return whether the slot counts as about to be ready, so that steps leave room for its caller.
+        """Return whether the slot is likely to be ready soon. Steps then keep a share for its caller.
 
-        That is so if it was ready within the last DORMANT_S seconds, or if its prompt is being prefilled, which takes
-        several steps. now: monotonic time, in seconds.
+        It is if it was ready within the last DORMANT_S seconds, or if its prompt is being prefilled over several steps.
+        now: monotonic time, in seconds.
         """
         slot = self.slot
         return now - slot.last_request_s < DORMANT_S or bool(

@@ -24,8 +24,8 @@ class Finish(IntEnum):
 
 
 class Fallback(IntEnum):
-    """Reason why a step verified no draft token of a slot though it should have; its value is the number in the
-    protocol.
+    """Reason why a step verified no draft token of a slot though some were to be expected. Its value is the number in
+    the protocol.
     """
 
     LATE = tpb.FALLBACK_REASON_LATE
@@ -35,18 +35,20 @@ class Fallback(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerifyJob:
-    """Job that replaces a slot's committed tokens from base_len on, and begins a lease for it."""
+    """Job of a Verify message: it replaces a slot's committed tokens from base_len on, and begins a lease of the
+    slot.
+    """
 
     owner: int
     """Number of the gateway's stream that sent the message."""
     slot_id: int
     base_len: int
-    """Number of the slot's committed tokens that stay."""
+    """Number of the slot's committed tokens, from the first on, that stay as they are."""
     committed_ids: tuple[int, ...]
     """Token ids that replace the committed tokens from base_len on."""
     tickets: Sequence[tuple[int, bool]]
-    """Per draft worker, at least one: its ticket, and whether it drafts for the slot. The first ticket names the
-    lease."""
+    """For each draft worker: its ticket, and whether it drafts for the slot. There is at least one; the first ticket
+    names the lease."""
     lease_end_len: int
     """Committed length, in tokens, at which the lease ends."""
     arrived_s: float
@@ -59,7 +61,7 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True)
 class ExtendJob:
-    """Job that moves the end of a lease to a larger committed length."""
+    """Job of an Extend message: it moves the end of a lease to a larger committed length."""
 
     owner: int
     """Number of the gateway's stream that sent the message."""
@@ -72,7 +74,7 @@ class ExtendJob:
 
 @dataclass(frozen=True, slots=True)
 class RefusedDelivery:
-    """Job that records, for a ticket, that one of its deliveries broke a rule."""
+    """Job that records that a delivery under a ticket broke a rule."""
 
     ticket: int
     why: str
@@ -95,56 +97,59 @@ class DraftOutcome(NamedTuple):
     """What became of one drafter's draft tokens in a step. The protocol's message has the same fields."""
 
     num_drafted: int = 0
-    """Number of this drafter's verified nodes. A node that an earlier drafter proposed too counts only for that one."""
+    """Number of verified nodes that this drafter proposed. A node that several drafters proposed counts only for the
+    first of them."""
     num_accepted: int = 0
-    """Number of accepted nodes among those that num_drafted counts."""
+    """Number of nodes that were accepted, among those that count in `num_drafted`."""
     is_verified: bool = False
-    """Whether any node of this drafter was verified, even if all of them count for an earlier drafter."""
+    """Whether any node that this drafter proposed was verified, even if all such nodes count for another drafter."""
     has_drafts: bool | None = None
-    """Whether this draft worker's tokens were buffered when the slot became ready; None before its first delivery."""
+    """Whether this draft worker's tokens were buffered when the slot became ready. None before its first delivery, and
+    for the target's own drafter."""
     is_refused: bool = False
     """Whether a delivery of this draft worker broke a rule since the last verdict."""
     num_wasted: int = 0
-    """Number of this draft worker's tokens since the last verdict that equal the committed ones but arrived after their
-    step."""
+    """Number of this draft worker's tokens, since the last verdict, that equal committed tokens but arrived after the
+    step that committed these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on one step of a slot: what it committed, and how."""
+    """Result of one step of a slot: the tokens that it committed, and how they came about."""
 
     committed_len: int
     """Committed length before the step, in tokens."""
     token_ids: Sequence[int]
     """Token ids that the step commits, up to the first stop; empty for a beam search."""
     kinds: Sequence[TokenKind]
-    """Kind of each committed token; for a beam search, of each decided level."""
+    """Kind (accepted, recovered, bonus or plain) of each committed token; for a beam search, of each decided level."""
     finish: Finish | None
     """Finish reason of the output; None if it continues."""
     outcomes: Sequence[DraftOutcome]
-    """One entry for each draft worker, in the order of the tickets, and a last one for the target's own drafter."""
+    """What became of each drafter's tokens: one entry for each draft worker, in the order of the tickets, and a last
+    one for the target's own drafter."""
     drafter: Drafter | None
     """Drafter of the verified tokens; None if no draft token was verified, or if the grammar forced them."""
     depth: int
     """Depth of the verified draft tree, i.e. the maximum number of draft tokens that could have been accepted."""
     fallback: Fallback | None
-    """Reason why no draft token was verified though there should have been some; else None."""
+    """Reason why no draft token was verified though some were to be expected; else None."""
     timings: Timings
     num_cached_tokens: int
     """Number of prompt tokens that came from the prefix cache when the slot began."""
     num_predicted: int = 0
-    """Number of committed tokens that the request's prediction had proposed."""
+    """Number of committed tokens that the request's prediction had proposed as draft tokens, verified or not."""
     logprobs: Sequence[Reported] = ()
     """Log-probs of each committed token if the request asks for logprobs; else empty."""
     prompt_logprobs: Sequence[tuple[Reported, int]] = ()
-    """Log-probs and rank (1 = likeliest) of each prompt token from the second on. Empty except in the first verdict of
-    a slot whose request asks for prompt_logprobs."""
+    """For each prompt token from the second on: its log-probs, and its rank (1 = likeliest). Only the first verdict of
+    a slot has them, and only if the request asks for prompt_logprobs; else empty."""
     explanation: pb.Explanation | None = None
-    """Explanation of the step if the request has `explain`, as the message that goes to the user; else None."""
+    """Explanation of the step, as the message that goes to the user, if the request has `explain`; else None."""
     levels: Sequence[BeamLevel] = ()
     """Levels that a beam search decided in this step, in place of token_ids; empty for other requests."""
     hypotheses: Sequence[Hypothesis] = ()
-    """Outputs of a beam search, best first, once it has finished; else empty."""
+    """Outputs of a beam search, best first, in its last verdict; else empty."""
 
     @property
     def num_drafted(self) -> int:

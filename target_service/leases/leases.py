@@ -28,8 +28,8 @@ log = get_logger(__name__)
 
 
 class Leases:
-    """Table of the leases, by slot and by ticket; a slot has at most one. Other threads may read its size and call
-    `hand_in`.
+    """Table of the leases, by slot and by ticket. A slot has at most one lease. Other threads may only read the table's
+    size and call `hand_in`.
     """
 
     def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
@@ -94,7 +94,10 @@ class Leases:
         self._opened.pop(key, None)
 
     def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
-        """Begin the lease of a slot, and return it. beams: the slot's beam search; None if it samples."""
+        """Begin the lease of a slot, and return it.
+
+        job: the Verify message. beams: the slot's beam search; None if the slot samples.
+        """
         speculation, own_drafters = self._opened[slot.key]
         drafts = list[DeliveredDrafts]()
         for index, (ticket, is_drafted) in enumerate(job.tickets):
@@ -123,8 +126,8 @@ class Leases:
         )  # slots that sample alike begin alike
 
     def extend(self, job: ExtendJob, now: float) -> None:
-        """Move the end of a lease to a larger committed length. A job with the ticket of an older lease has no effect.
-        now: monotonic time, in seconds.
+        """Move the end of a slot's lease to a larger committed length. A job with the ticket of an earlier lease has no
+        effect. now: monotonic time, in seconds.
         """
         lease = self._leases.get((job.owner, job.slot_id))
         if lease is None or lease.first.ticket != job.ticket or job.lease_end_len <= lease.job.lease_end_len:
@@ -134,8 +137,8 @@ class Leases:
         lease.job = replace(lease.job, lease_end_len=job.lease_end_len)
 
     def hand_in(self, nodes: Delivery) -> bool:
-        """Queue a delivery for the engine thread. Return False if the queue would exceed max_bytes; the delivery is
-        then not queued.
+        """Queue a delivery for the engine thread, and return True. If the queue would exceed its maximum size, drop the
+        delivery and return False.
 
         An empty queue takes a delivery of any size. Called on the gRPC loop's thread.
         """
@@ -149,8 +152,9 @@ class Leases:
     def insert_deliveries(self, *, in_step: bool = False) -> None:
         """Insert the queued deliveries into the draft buffers of their tickets.
 
-        in_step: whether they arrived during a step, which does not verify them. Then a delivery without a lease stays
-        queued, since the Verify that begins its lease may not have been handled yet; else it is dropped.
+        in_step: whether a step is running, which does not verify them. A delivery without a lease then stays queued,
+        since the Verify that begins its lease may be handled after the step. If no step is running, such a delivery is
+        dropped.
         """
         for _ in range(len(self._delivered)):
             nodes, arrived_s = self._delivered.popleft()
@@ -189,6 +193,8 @@ class Leases:
     def refuse(self, ticket: int, why: str) -> None:
         """Record that a delivery under a ticket broke a rule. No step waits for that draft worker until its next
         delivery.
+
+        why: the rule that it broke, for the log.
         """
         self._metrics.proposals_refused.inc()
         lease = self._by_ticket.get(ticket)
@@ -201,7 +207,10 @@ class Leases:
         log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=log_extra(slot=slot_id))
 
     def end(self, key: SlotKey, why: str, fault: JobFault = JobFault.CANCELLED) -> None:
-        """End the slot's lease, if it has one, and answer its gateway with an error."""
+        """End the slot's lease, if it has one, and answer its gateway with an error.
+
+        why: reason for the error. fault: kind of the error.
+        """
         lease = self.finish(key)
         if lease is None:
             return
@@ -210,7 +219,9 @@ class Leases:
         self.answer(lease.job, JobError(fault, why))
 
     def finish(self, key: SlotKey) -> Lease | None:
-        """End the slot's lease without answering its gateway, and return the lease; None if the slot has none."""
+        """Remove the slot's lease from the table and return it, without an answer to its gateway; None if the slot has
+        none.
+        """
         lease = self._leases.pop(key, None)
         if lease is None:
             return None
@@ -223,5 +234,5 @@ class Leases:
         return lease
 
     def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
-        """Post the answer to a job to its gateway: a verdict, or an error that ends the lease."""
+        """Queue the answer to a Verify job for its gateway: a verdict, or an error that ends the lease."""
         self._post(lambda: job.respond(result))

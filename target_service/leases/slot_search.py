@@ -41,13 +41,13 @@ class SearchInput(NamedTuple):
     num_tail: int
     """Number of committed tokens that are not cached yet; they come first in the row."""
     drafts: Sequence[int]
-    """Nodes of the beam tree that are draft tokens; they come last in the row."""
+    """Draft tokens, as nodes of the search's tree. They come last in the row."""
     depth: int
-    """Number of levels of these draft tokens."""
+    """Number of levels that the draft tokens have."""
 
 
 class Beams:
-    """Beam search of one lease."""
+    """Beam search of one lease: its live beams, and the draft tokens after them."""
 
     def __init__(
         self,
@@ -70,16 +70,17 @@ class Beams:
             self.search.apply(level)
         self.tree = BeamTree(prompt_ids)
         self.settled: Sequence[int] = ()
-        """Token ids after the prompt that all live beams share, at the beginning of the lease."""
+        """Token ids after the prompt that all live beams shared when the lease began."""
         if not self.search.is_done:
             self.settled = self.tree.advance(levels)
         self.drafts = make_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
         self._max_prefill_tokens = max_prefill_tokens
 
     def budget_items(self, slot: Slot, acceptance: SlotAcceptance) -> list[BudgetItem]:
-        """Return the draft tokens that the next step might feed, in the order in which the budget takes them.
+        """Return the draft tokens that the next step might verify, in the order in which the budget takes them.
 
-        The list is empty if the step only feeds a piece of the beams and decides nothing.
+        The list is empty if the step decides nothing, because it only feeds again a part of the beams that the cache
+        has lost. acceptance: acceptance probabilities of the draft worker.
         """
         nodes, is_last = self._next_nodes(slot)
         if not is_last:
@@ -88,8 +89,10 @@ class Beams:
         return self.drafts.budget_items(acceptance, slot.max_cached_len - num_cached)
 
     def pending_prob(self, slot: Slot, acceptance: SlotAcceptance) -> float | None:
-        """Return the acceptance probability of the next level of draft tokens to arrive; None if the step could not use
-        it.
+        """Return the acceptance probability of the next level of draft tokens that arrives; None if the next step
+        cannot verify any.
+
+        acceptance: acceptance probabilities of the draft worker.
         """
         _, is_last = self._next_nodes(slot)
         if not is_last:
@@ -119,10 +122,10 @@ class Beams:
     def feed(self, slot: Slot, num_drafts: int) -> SearchInput:
         """Return the slot's input to the next forward. Its tokens count as cached from here on.
 
-        num_drafts: number of `budget_items` to verify, from the first on. A step that decides nothing feeds none.
+        num_drafts: number of `budget_items` to verify, from the first on. A step that decides no level verifies none.
 
-            tail of 2 tokens, live beams a, b after the root, draft c after a: new_ids [t0, t1, a, b, c],
-            parents [-1, 0, 1, 1, 2], logits of the last 3
+            committed tokens t0, t1 are not cached, live beams a, b follow the root, draft token c follows a:
+            new_ids [t0, t1, a, b, c], parents [-1, 0, 1, 1, 2], logits of the last 3
         """
         tree = self.tree
         nodes, is_last = self._next_nodes(slot)
@@ -146,11 +149,11 @@ class Beams:
         return SearchInput(row, len(tail), drafts, depth)
 
     def decide(self, fed: SearchInput, best: BestTokens, first_row: int) -> list[BeamLevel]:
-        """Return the levels that a step decides, at least one.
+        """Return the levels of the search that a step decides, at least one.
 
-        best: the likeliest tokens after all rows of the step. first_row: index of this search's first row; its live
-        beams come first, then its draft tokens. Raises NonFiniteLogits if the logits after the live beams are NaN or
-        infinite.
+        fed: what the step fed for this search. best: the likeliest tokens after all rows of the step. first_row: index
+        in `best` of the search's first row; its live beams come first, then its draft tokens. Raises NonFiniteLogits if
+        the logits after the live beams are NaN or infinite.
         """
         tree = self.tree
         search = self.search
@@ -180,10 +183,10 @@ class Beams:
                     rows.append(row_of[child])
 
     def advance(self, slot: Slot, fed: SearchInput, levels: Sequence[BeamLevel], runner: ModelRunner) -> int:
-        """Advance the search by decided levels: cut the cache to the paths of the live beams, and commit the tokens
-        that all of them share.
+        """Advance the search by the levels that a step decided: cut the cache to the paths of the live beams, and
+        commit the tokens that all of them share.
 
-        Returns the number of dropped draft tokens. Raises OutOfBlocks.
+        fed: what the step fed. Returns the number of dropped draft tokens. Raises OutOfBlocks.
         """
         tree = self.tree
         start = fed.row.tree_start

@@ -12,7 +12,8 @@ from target_service.leases.lease_jobs import Finish
 
 
 def kinds_of(num_accepted: int, num_drafted: int, is_path_accepted: bool) -> list[TokenKind]:
-    """Return the kinds of num_accepted accepted draft tokens and, last, of the target's own token after them.
+    """Return the kinds of num_accepted accepted draft tokens and, as the last entry, the kind of the target's own token
+    after them: recovered, bonus, or plain if nothing was drafted.
 
     num_drafted: number of verified draft tokens. is_path_accepted: whether no draft token followed the last accepted
     one.
@@ -30,11 +31,11 @@ def kinds_of(num_accepted: int, num_drafted: int, is_path_accepted: bool) -> lis
 def commit_tokens(
     params: SamplingParams, eos_token_ids: Sequence[int], num_output: int, decided_ids: Sequence[int]
 ) -> tuple[list[int], Finish | None]:
-    """Return the decided tokens up to the first stop id or up to max_tokens, and the finish reason; None if the output
-    continues.
+    """Return the decided tokens up to the first stop id or up to max_tokens, and the finish reason. The reason is None
+    if the output continues.
 
-    num_output: number of output tokens before this round. A stop id stays as the last token, though the text leaves it
-    out.
+    num_output: number of output tokens before this round. decided_ids: accepted draft tokens and the target's own
+    token. A stop id is the last token returned, though the output's text leaves it out.
     """
     stop_ids = params.stop_ids(eos_token_ids)
     token_ids = list[int]()

@@ -29,7 +29,8 @@ from target_service.step.step_rows import Decided, StepRows, is_block, walk
 def decide(
     proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor
 ) -> list[Decided | NonFiniteLogits]:
-    """Return the decision on each slot, in order; NonFiniteLogits for a slot whose logits are NaN or infinite.
+    """Return the decision on each proposal, in order. For a slot whose logits are NaN or infinite it is
+    NonFiniteLogits.
 
     logits: [R, V] float32, R = sum(N_b + 1). Each slot has the row after its last committed token, then one row for
     each of the N_b nodes of its tree. On a CPU, rows off the accepted path may hold anything.
@@ -119,8 +120,9 @@ def accept_by_draws(
 
 
 def until_grammar_fails(proposal: Proposal, state: SamplingState, decided: Decided) -> Decided | None:
-    """Return the decision, cut before the first token at which the request's grammar cannot be followed any more; None
-    if not even the next token can be decided.
+    """Return `decided`, cut so that it ends with the first accepted token after which the request's grammar cannot
+    continue. If the grammar can continue after all of them, return it as it is. None if not even the next token can be
+    decided.
     """
     if not state.params.grammar:
         return decided

@@ -38,8 +38,10 @@ from target_service.step.step_rows import Decided, StepRows, is_block, walk
 def decide_on_device(
     proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor
 ) -> list[Decided | NonFiniteLogits]:
-    """Return the decision on each slot, as `decide` does, computed on the device of `logits`. logits: [R, V] float32,
-    the slots in order.
+    """Return the decision on each proposal, in order, computed on the device of `logits`. For a slot whose logits are
+    NaN or infinite it is NonFiniteLogits.
+
+    logits: [R, V] float32: for each slot in order, the row after its last committed token, then one row for each node.
     """
     step = _DeviceStep(proposals, states, logits)
     step.decide_rows()

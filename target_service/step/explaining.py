@@ -26,12 +26,12 @@ from target_service.leases.lease import DeliveredDrafts
 from target_service.step.step_rows import Decided
 
 NUM_BEST = 5
-"""Number of likeliest tokens that an explanation lists at most for a position; the maximum in the protocol."""
+"""Maximum number of likeliest tokens that an explanation lists for a position, which is the protocol's maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """Step of one slot that is to be explained."""
+    """Decided step of one slot, to be explained to the user."""
 
     proposal: Proposal
     state: SamplingState

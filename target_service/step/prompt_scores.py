@@ -18,9 +18,7 @@ from outrider.engine.worker.slots import PromptScores, Slot
 
 
 def scoring_refusal(job: OpenJob) -> JobError | None:
-    """Return the error for a job whose prompt cannot be scored as requested; None if it can be, or if no scores are
-    requested.
-    """
+    """Return the error for a job that asks for log-probs of its prompt, if they cannot be given; else None."""
     if job.num_prompt_logprobs is None:
         return None
     if job.params.beams is not None:
@@ -35,7 +33,7 @@ def scoring_refusal(job: OpenJob) -> JobError | None:
 
 
 def begin_scoring(job: OpenJob, slot: Slot) -> None:
-    """Have the prompt of a new slot scored, if its job has num_prompt_logprobs."""
+    """Have log-probs of a new slot's prompt computed while it is prefilled, if its job has num_prompt_logprobs."""
     if job.num_prompt_logprobs is not None:
         slot.scoring = PromptScores(slot.num_prompt - 1, job.num_prompt_logprobs)
 
@@ -43,8 +41,7 @@ def begin_scoring(job: OpenJob, slot: Slot) -> None:
 def note_scores(pieces: Sequence[Chunk], logits: Tensor) -> list[Slot]:
     """Record the log-probs of prompt tokens after a forward. Return the slots whose logits are NaN or infinite.
 
-    pieces: pieces of prompts in the forward. logits: [P, V] float32, the rows of the pieces in order. The host waits
-    once for all of them.
+    pieces: pieces of prompts in the forward. logits: [P, V] float32, the rows of the pieces in order.
     """
     scored = list[tuple[Slot, PromptScores]]()
     rankings = list[Tensor]()
@@ -71,8 +68,8 @@ def note_scores(pieces: Sequence[Chunk], logits: Tensor) -> list[Slot]:
 
 
 def pop_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
-    """Return the log-probs and ranks of a slot's prompt tokens, and remove them from the slot, since only its first
-    verdict reports them.
+    """Return, for each prompt token from the second on, its log-probs and its rank, and remove them from the slot: only
+    its first verdict reports them.
     """
     scoring = slot.scoring
     slot.scoring = None

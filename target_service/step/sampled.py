@@ -24,13 +24,13 @@ from target_service.step.verdicts import StepClock, drafter_of, learn
 
 @dataclass(frozen=True, slots=True)
 class SlotStep:
-    """Part of a step that belongs to one slot that samples."""
+    """What a step does for one slot that samples."""
 
     lease: Lease
     proposal: Proposal
     row: Row
     fallback: Fallback | None
-    """Reason why no draft token is verified though there should have been some; else None."""
+    """Reason why no draft token is verified though some were to be expected; else None."""
 
 
 def commit_sampled(
@@ -44,10 +44,11 @@ def commit_sampled(
     features: Features,
     metrics: WorkerMetrics,
 ) -> Verdict:
-    """Commit the accepted tokens of a slot, up to the end of its output, and return the verdict.
+    """Commit the tokens that a step decided for a slot, up to the end of its output, and return the verdict.
 
-    beside: logits [E, V] float32 after the slot's E extra rows; None if it has none. explanation: explanation of the
-    step, or None; its rejection is cleared if the output ends before it. times: times of the step.
+    share: the slot's part of the step. beside: logits [E, V] float32 after the slot's E extra rows; None if it has
+    none. explanation: explanation of the step, or None; its rejection is cleared if the output ends before it. times:
+    times of the step.
     """
     lease = share.lease
     proposal = share.proposal

@@ -18,14 +18,14 @@ from target_service.step.verdicts import StepClock
 
 
 class SearchStep(NamedTuple):
-    """Part of a step that belongs to one beam search."""
+    """What a step does for one beam search."""
 
     lease: Lease
     beams: Beams
     fed: SearchInput
     row: Row
     fallback: Fallback | None
-    """Reason why no draft token is verified though there should have been some; else None."""
+    """Reason why no draft token is verified though some were to be expected; else None."""
 
 
 def commit_search(

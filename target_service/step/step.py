@@ -57,7 +57,9 @@ from target_service.step.verdicts import StepClock
 
 
 class Step:
-    """The steps of a target, one after the other. The engine thread calls `run`, and calls `fail` if `run` raises."""
+    """Runs the steps of a target, one after the other. The engine thread calls `run`, and `fail` if `run` raises an
+    error.
+    """
 
     def __init__(
         self,
@@ -102,8 +104,8 @@ class Step:
         return self._scheduler.next_wake(time.monotonic())
 
     def run(self, now: float) -> bool:
-        """Run one forward over all slots that may step, and over pieces of prompts as far as there is room; decide,
-        commit and answer.
+        """Run one forward over all slots that may step and, as far as there is room, over pieces of prompts. Then
+        decide which draft tokens are accepted, commit, and answer the gateways.
 
         Returns whether there was anything to do. now: monotonic time, in seconds.
         """
@@ -330,8 +332,10 @@ class Step:
         self._metrics.steps.labels(kind=kind).inc()
 
     def fail(self, error: Exception) -> None:
-        """Answer with an error the slots of a step that raised and that have no verdict yet. They stay open, except
-        slots that were being prefilled.
+        """After a step that raised, send an error to the gateways of its slots that have no verdict yet. The slots stay
+        open, except those that were being prefilled.
+
+        error: what `run` raised.
         """
         for lease in self._in_step:
             self._end(lease.slot, f"the target's step failed: {error}")
@@ -345,8 +349,8 @@ class Step:
         self._ended_s = None
 
     def forget(self, key: SlotKey, *, is_ended: bool = True) -> None:
-        """End the lease, drafting and features of a slot that is closed. is_ended: whether its output is complete and
-        sound.
+        """End the lease, the drafting and the features of a slot that is closed. is_ended: whether its output is
+        complete, so that drafters may learn from it.
         """
         self._leases.closed(key)
         self._own_drafts.close(key, is_ended=is_ended)

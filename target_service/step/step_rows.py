@@ -29,8 +29,8 @@ class Decided:
     path: tuple[int, ...]
     """Accepted nodes, from the first to the deepest."""
     next_id: int
-    """Id of the target's own token after the accepted ones: recovered if a draft token there was rejected, bonus if all
-    were accepted, plain if there were none."""
+    """Id of the target's own token after the accepted ones. It is recovered if a draft token there was rejected, bonus
+    if all were accepted, and plain if there were no draft tokens."""
     reported: Sequence[Reported] = ()
     """Log-probs of the accepted tokens and of the next one, if the request asks for logprobs; else empty."""
 
@@ -49,7 +49,8 @@ class Decided:
 
 
 def walk(tree: DraftTree, next_id: Callable[[int], int]) -> Decided:
-    """Accept draft tokens as far as they equal the target's tokens, and return the decision.
+    """Accept draft tokens along one path of the tree as long as they equal the target's tokens, and return the
+    decision.
 
     next_id: function that returns the target's token after a node or ROOT; called only for ROOT and accepted nodes.
     """
@@ -65,7 +66,7 @@ def walk(tree: DraftTree, next_id: Callable[[int], int]) -> Decided:
 
 
 class StepRows:
-    """Rows and draws of B proposals, as arrays.
+    """Rows and draws of B proposals, as arrays over all of them.
 
     proposals with parents [-1, 0, 0] and [], the last two nodes drawn after node 0, committed lengths 10 and 7:
     starts [0, 4, 5], positions [10, 11, 12, 12, 7], draw_starts [0, 2, 2], draw_rows [1, 1], draw_indices [0, 1]
@@ -73,19 +74,21 @@ class StepRows:
 
     def __init__(self, proposals: Sequence[Proposal]) -> None:
         self.starts = [0]
-        """Index of each proposal's first row; the last entry is the number of all rows R, [B + 1]."""
+        """Index of each proposal's first row, [B + 1] for B proposals. The last entry is R, the number of all rows."""
         self.positions: list[int] = []
-        """For each row, the position in its slot's sequence of the token that follows it, [R]."""
+        """For each of the R rows, the position in its slot's sequence of the token that the row predicts, [R]."""
         self.draw_starts = [0]
-        """Index of each proposal's first draw; the last entry is the number of all draws D, [B + 1]."""
+        """Index of each proposal's first draw, [B + 1] for B proposals. The last entry is D, the number of all
+        draws."""
         self.draw_rows: list[int] = []
-        """For each draw, the row of the node that it follows, [D]."""
+        """For each of the D draws, the row whose logits decide it, which is the row of its node's parent, [D]."""
         self.draw_indices: list[int] = []
-        """For each draw, its place among the draws after the same node, [D]."""
+        """For each of the D draws, its index among the draws after the same node, [D]."""
         self.draw_ids: list[int] = []
-        """Token id of each draw, [D]."""
+        """Token id of each of the D draws, [D]."""
         self.distributions: list[TokenDistribution | None] = []
-        """Distribution of each draw, [D]; None: that of the previous draw without the token that it drew."""
+        """For each of the D draws, the distribution that it was drawn from, [D]. None = the distribution of the
+        previous draw without that draw's token."""
         params = list[SamplingParams]()
         rounds = list[int]()
         positions = list[int]()
@@ -109,9 +112,9 @@ class StepRows:
             self.starts.append(len(self.positions))
             self.draw_starts.append(len(self.draw_rows))
         self.uniforms: NDArray[np.float64] = np.empty(0)
-        """For each draw, the uniform number by which it is accepted, [D]. It is keyed by position and place, so it is
-        independent of all draws and of earlier rounds. Nodes of equal depth share it, since the walk reaches only one
-        of them."""
+        """For each of the D draws, the uniform random number between 0 and 1 by which it is accepted or rejected, [D].
+        It depends on the request's seed, the committed length, and the draw's position and index there, but on no drawn
+        token. Nodes of equal depth share it, since only one of them can be reached."""
         if params:
             places = None
             if any(self.draw_indices):
@@ -120,10 +123,11 @@ class StepRows:
 
 
 def is_block(proposal: Proposal) -> bool:
-    """Return whether block verification decides a proposal: a chain that one drafter drew, without lenience.
+    """Return whether a proposal is decided by block verification: it is a chain that one drafter drew, without
+    lenience.
 
-    Draft tokens of two drafters never count as a chain: whether they make one depends on the drawn tokens, which must
-    not choose the rule.
+    Draft tokens of two drafters never count as a chain. Whether they form one depends on the drawn tokens, and these
+    must not choose the rule.
     """
     if len(proposal.drafted_by) > 1 or proposal.slot.params.lenience < 1.0 or not proposal.tree.is_chain:
         return False

@@ -15,7 +15,7 @@ from target_service.leases.lease_jobs import DraftOutcome, Timings
 
 @dataclass(slots=True)
 class StepClock:
-    """Clock of one step: times at which its phases ended, and its size."""
+    """Times at which one step began and its phases ended, and its size."""
 
     started_s: float
     """Monotonic time at which the forward began, in seconds."""
@@ -28,8 +28,8 @@ class StepClock:
     """Monotonic time at which the decisions were made, in seconds."""
 
     def timings(self, lease: Lease) -> Timings:
-        """Return the durations of the step as seen by one slot: its waiting times, and the forward and decision that
-        all slots share.
+        """Return the durations of the step for one slot: how long this slot waited, and how long the forward and the
+        decisions took, which all slots share.
         """
         held_s = 0.0
         if lease.held_from_s is not None:
@@ -58,9 +58,9 @@ def learn(
 ) -> list[DraftOutcome]:
     """Update acceptance probabilities after a step, and advance the draft buffers past the tokens that it committed.
 
-    path: the accepted nodes. num_tokens: number of committed tokens. predicted: whether the request's prediction was
-    right, for each committed token for which it had proposed one, verified or not. Returns the outcome of each draft
-    worker and, last, that of the target's own drafter.
+    path: the accepted nodes. num_tokens: number of committed tokens. predicted: one entry for each committed token for
+    which the request's prediction had proposed a draft token, verified or not: whether it was right. Returns the
+    outcome of each draft worker and, last, that of the target's own drafter.
     """
     for is_right in predicted:
         lease.own_drafters[Drafter.PREDICTION].acceptance.note(0 if is_right else None)
@@ -121,8 +121,8 @@ def _advance_buffer(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metri
 
 
 def drafter_of(proposal: Proposal) -> Drafter | None:
-    """Return the drafter of a proposal, as a verdict names it: a merged one if several drafted; None if there are no
-    draft tokens, or only the grammar's.
+    """Return the drafter that a verdict names for a proposal. If several drafters proposed the tokens, it is the merged
+    drafter's name. None if there are no draft tokens, or only tokens that the grammar forced.
     """
     drafters = list[Drafter]()
     for source in proposal.drafted_by:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Verifier:
-    """Engine worker of a target: it handles the jobs, and passes the steps on to `Step`."""
+    """Worker of the target's engine thread: it runs the jobs, and passes the steps on to `Step`."""
 
     def __init__(
         self,
