@@ -26,12 +26,12 @@ DEPTHS = {"eagle3": 3, "medusa": 4, "pass": 4, "draft": 1}
 """Default number of draft tokens per proposal that are trained, by kind. A draft model needs one, since it makes all
 its draft tokens in the same way."""
 HELD_APART = 48
-"""Maximum number of prompts on which acceptance is measured, the first of the file. With so many the confidence
-intervals are narrow enough to compare."""
+"""Maximum number of prompts on which acceptance is measured. With so many the confidence intervals are narrow enough to
+compare trainings."""
 STOP_S = 60.0
 """Seconds that a training has to finish an update and save it, once it is asked to stop."""
 HELD_APART_OF = 8
-"""If --held-apart is absent, one prompt in this many is not trained on, but used to measure acceptance."""
+"""If --held-apart is absent, one of this many prompts is not trained on: acceptance is measured on it."""
 
 Kind = Annotated[str, typer.Argument(help=f"What to train: {', '.join(KINDS)}.", show_default=False)]
 Target = Annotated[str, typer.Option(help="Folder of the target.", show_default=False)]

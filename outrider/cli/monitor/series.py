@@ -62,7 +62,7 @@ class ScrapeInterval:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was only one scrape so far, so that there are no rates yet."""
+        """Whether there was only one scrape so far. Rates need two."""
         return self.after.at_s <= self.before.at_s
 
     def increase(self, name: str, **labels: str) -> float | None:
