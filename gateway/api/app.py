@@ -61,7 +61,7 @@ NOT_OFFERED = (
     "vector_stores",
     "videos",
 )
-"""Endpoints of OpenAI, Anthropic and vLLM under /v1 that this server does not offer. The 404 response says so."""
+"""Endpoints of OpenAI, Anthropic and vLLM under /v1 that this server does not have. The 404 response says so."""
 
 
 def create_app(

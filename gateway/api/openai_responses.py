@@ -34,7 +34,7 @@ class CompletionForm:
     """echoes[i]: text of the prompt of choice i, which is put before the choice's text. Empty if the request has no
     `echo`."""
     token_kinds: bool = False
-    """Whether the response contains the kind of each output token, and what explained rounds verified."""
+    """Whether each choice has the kinds of its tokens and, if the request sets `explain`, what its rounds verified."""
     prompts: PromptFields | None = None
     """Writes the fields about prompts; None if the client asks for none."""
     num_reasoning_tokens = 0
@@ -100,7 +100,7 @@ class ChatForm:
     readings: Sequence[Reading | None]
     """Parser of calls and reasoning for each choice, by the choice's index; None to leave its text as it is."""
     token_kinds: bool = False
-    """Whether the response contains the kind of each output token, and what explained rounds verified."""
+    """Whether each choice has the kinds of its tokens and, if the request sets `explain`, what its rounds verified."""
     prompts: PromptFields | None = None
     """Writes the fields about the prompt; None if the client asks for none."""
     object = "chat.completion"

@@ -85,7 +85,7 @@ def remove_variables() -> None:
 
 
 def main() -> int:
-    """Run the system until the program ends or a signal arrives. Return the exit code."""
+    """Run the system until the program that uses the LLM ends or a signal arrives. Return the exit code."""
     remove_variables()
     task = json.loads(sys.stdin.readline())
     stop = StopFlag()

@@ -156,8 +156,8 @@ def train_head(
 def train(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
     """Train in a child process, which imports torch, and return its report. None = the training was stopped.
 
-    task: the task that `outrider.training.train_head` reads. notes: console for the progress. Raises OutriderError. On
-    KeyboardInterrupt it waits until the child process has saved its work.
+    task: the task that `outrider.training.train_head` reads. notes: console for the progress. Raises OutriderError if
+    the training fails. On KeyboardInterrupt it waits until the child process has saved its work.
     """
     report = None
     found = run_module("outrider.training.train_head", task, "training", STOP_S)

@@ -251,8 +251,8 @@ class Round:
     timings: RoundTimings
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
-    """The stop string or stop id that ended the output; None = the output has not ended, or something else ended it, such
-    as max_tokens or the model's end-of-sequence id."""
+    """The stop string or stop id that ended the output; None = something else ended it, such as
+    max_tokens or the model's end-of-sequence id, or it has not ended."""
     usage: Usage | None = None
     score: float | None = None
     """Score of a beam search's output: the sum of its log-probs, in nats, divided by length ** length_penalty. Such an
@@ -273,8 +273,8 @@ class Choice:
     """The stop string or stop id that ended the output; None = something else ended it, such as max_tokens."""
     usage: Usage
     score: float | None = None
-    """Score of a beam search's output: the sum of its log-probs, in nats, divided by length ** length_penalty. The first
-    choice has the highest score. None = no beam search."""
+    """Score of a beam search's output: the sum of its log-probs, in nats, divided by length ** length_penalty. None =
+    no beam search. The first choice has the highest score."""
 
 
 @dataclass(frozen=True, slots=True)

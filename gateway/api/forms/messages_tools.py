@@ -27,7 +27,10 @@ class MessagesTool(LenientSchema):
     allowed_callers: list[str] | None = described("a tool that programs alone may call is left out")
 
     def tool(self, index: int) -> Tool | None:
-        """Return the tool at `index` in the request's `tools`; None if the model may not call it."""
+        """Return this tool in the gateway's own form; None if the model may not call it.
+
+        index: place of the tool in the request's `tools`, which errors name.
+        """
         if self.allowed_callers and DIRECT not in self.allowed_callers:
             log_ignored("tools that programs alone may call, which are not offered to the model")
             return None

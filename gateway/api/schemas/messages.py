@@ -171,7 +171,10 @@ class ToolBody(LenientSchema):
     function: FunctionBody
 
     def tool(self, index: int) -> Tool | None:
-        """Return the tool at `index` in the request's `tools`."""
+        """Return this tool in the gateway's own form.
+
+        index: place of the tool in the request's `tools`, which errors name.
+        """
         function = self.function
         place = f"tools[{index}].function.parameters"
         return Tool(function.name, function.description, function.parameters, function.strict, place)
