@@ -102,10 +102,10 @@ class Speculation:
     """What proposes draft tokens."""
     tree: str | None = None
     """Shape of a draft tree to verify in place of a chain. "4x2x1" = each node has 4, 2 and 1 children at depths 0, 1
-    and 2. "best:12x4" = the 12 most likely nodes up to a depth of 4. Excludes num_draft_tokens and lenience."""
+    and 2. "best:12x4" = the 12 most likely nodes up to a depth of 4. Not allowed with num_draft_tokens or lenience."""
     explain: bool = False
-    """Whether each `Round` has an `Explanation` of what it verified and rejected. The output stays the same. Not with a
-    beam search."""
+    """Whether each `Round` has an `Explanation` of what it verified and rejected. The output stays the same. Not
+    allowed with a beam search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +244,8 @@ class Round:
     """Index of the choice, 0 to n - 1."""
     tokens: tuple[Token, ...]
     text_delta: str
-    """Text that the round added to the output. It is held back while it may be part of a character or of a stop string.
-    """
+    """Text that the round added to the output. Text that may begin a stop string, or is part of an incomplete
+    character, is held back for a later round."""
     num_drafted: int
     num_accepted: int
     timings: RoundTimings

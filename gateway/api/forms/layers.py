@@ -132,7 +132,7 @@ class LayerAnswer:
         return whole
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Run the request, and yield server-sent events. The events of one round are one item."""
+        """Run the request, and yield server-sent events. Each item has all events of one round."""
         async with self._admission.answers(self._unchecked, self._incoming) as answers:
             form = self._create_form(answers.requests[0])
             await self._admission.wait_for_slot(answers)

@@ -26,7 +26,7 @@ def read_strings(value: Any) -> list[str]:
 
 
 def is_list_of(value: Any, kind: type) -> bool:
-    """Return whether `value` is a list whose items all have exactly the type `kind`. So true is not an int."""
+    """Return whether `value` is a list whose items all have exactly the type `kind`. True, for example, is no int."""
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
