@@ -38,7 +38,7 @@ OPERATIONS = {
     "/v1/responses": ("resp", "chat"),
     "/v1/messages": ("msg", "chat"),
 }
-"""Endpoints that generate, by path: the prefix of their responses' ids, and OpenTelemetry's name of the operation."""
+"""Endpoints that generate tokens, by path: (prefix of their responses' ids, OpenTelemetry's name of the operation)."""
 TOKENIZER_PATHS = ("/tokenize", "/detokenize", "/tokenizer_info")
 """Paths of vLLM's endpoints that need an API key although they are outside of /v1."""
 NOT_OFFERED = (
@@ -61,7 +61,7 @@ NOT_OFFERED = (
     "vector_stores",
     "videos",
 )
-"""Endpoints of OpenAI, Anthropic and vLLM under /v1 that this server does not offer. The 404 response says so."""
+"""Endpoints of OpenAI, Anthropic and vLLM under /v1 that this server does not have. The 404 response says so."""
 
 
 def create_app(
@@ -69,8 +69,8 @@ def create_app(
 ) -> App:
     """Return the HTTP application of a gateway.
 
-    members: returns the workers as they are now, for /sd. grpc_port: port of the gRPC server, which /v1/models returns
-    in a header; None for no such header.
+    members: function that returns the workers as they are now. /sd, Prometheus' service discovery, lists them.
+    grpc_port: port of the gRPC server, which responses of /v1/models have in a header; None for no such header.
     """
     app = App(
         title="Outrider",
@@ -98,8 +98,9 @@ def create_app(
 class KeyGate:
     """Middleware that refuses requests without a valid API key, if the gateway has keys.
 
-    Keys are needed for paths below /v1 and for the tokenizer's. OpenAI's clients send the key in `authorization`,
-    Anthropic's in `x-api-key`. For a request that passes, `scope["incoming"]` is its IncomingRequest. Pure ASGI.
+    Keys are needed for paths below /v1 and for TOKENIZER_PATHS. OpenAI's clients send the key in `authorization`,
+    Anthropic's clients in `x-api-key`. For a request that passes, the middleware stores an IncomingRequest, with the
+    caller to whom the key belongs, in `scope["incoming"]`. Pure ASGI.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
@@ -136,11 +137,11 @@ def _authorization(headers: Headers) -> str | None:
 
 
 class Envelope:
-    """Middleware for ids, records and errors. Pure ASGI, for speed.
+    """Middleware that gives requests their ids, records them, and answers after faults. Pure ASGI, for speed.
 
-    Every response gets its `x-request-id`, and every generating request its record. A fault of the gateway becomes a
-    500 response in the form of the API. Every response of /v1/models, refusals too, has the gRPC port in a header: the
-    SDK is given the HTTP port and finds the gRPC port there.
+    Every response gets a header `x-request-id`. Every request that generates tokens is recorded, for logs and metrics.
+    A fault of the gateway becomes a 500 response in the form of the API. Every response of /v1/models, also one that
+    refuses the request, has the gRPC port in a header. An SDK that knows only the HTTP port reads the gRPC port there.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission, grpc_port: int | None) -> None:

@@ -56,7 +56,7 @@ SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 DEFAULT_MAX_TOKENS = 16
 """Maximal number of output tokens of a request that does not set `params.max_tokens`."""
 MAX_UNREAD_CALLS = 2048
-"""Maximal number of calls whose message has not arrived yet, of all callers together. One caller may have half of them.
+"""Maximal number of calls, of all callers together, whose request message has not arrived. One caller may have half.
 """
 ROLES = ("system", "developer", "user", "assistant")
 """Roles that messages of a chat may have."""
@@ -73,8 +73,8 @@ Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsR
 class GenerationServicer:
     """Implements the gRPC service GenerationService.
 
-    Its methods are declared with a stream of requests, from which they read the only message themselves. So the caller
-    is known before the message is received, and receiving it has a time limit.
+    Its methods are declared with a stream of requests, from which they read the only message themselves. Therefore they
+    can identify the caller before they receive the message, and can limit the time for receiving it.
     """
 
     def __init__(self, admission: Admission, http_port: int = 0) -> None:
@@ -100,8 +100,8 @@ class GenerationServicer:
     async def Generate(self, _: object, context: Context) -> None:
         """Generate the choices of one request, and write a response message for each output.
 
-        The responses are written to the context, not yielded. So if gRPC cancels the call, because the client
-        disconnected or its deadline passed, the exits of the `with` blocks always run.
+        The responses are written to the context, not yielded. The exits of the `with` blocks then run even if gRPC
+        cancels the call, because the client disconnected or its deadline passed.
         """
         request_id, answer_id = request_id_of(_metadata(context, "x-request-id"), "gen")
         with self._admission.records.record(request_id, "generate_content", _metadata(context, "traceparent")):
@@ -177,7 +177,7 @@ async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> No
 
 
 def parse_request(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_ids: int) -> UncheckedRequest:
-    """Convert a request message to an UncheckedRequest. Raises InvalidRequest, which names the field.
+    """Convert a request message to a request that is not yet tokenized. Raises InvalidRequest, which names the field.
 
     max_prompt_ids: maximal number of token ids of a prompt; a longer one is refused before it is converted.
     """

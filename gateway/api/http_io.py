@@ -94,7 +94,7 @@ def is_anthropic_path(path: str) -> bool:
 
 
 def shortened(text: str) -> str:
-    """Return a text, cut to MAX_ERROR_CHARS characters and "..." if it is longer.
+    """Return a text. If it has more than MAX_ERROR_CHARS characters, it is cut to these, with "..." at the end.
 
     Errors quote what a caller sent, which may be megabytes.
     """
@@ -115,7 +115,7 @@ def error_response(error: OutriderError, path: str) -> JsonResponse:
 
 
 def internal_error(error: BaseException) -> OutriderError:
-    """Log a fault of the gateway with its traceback, and return the error that is sent instead of it."""
+    """Log a fault of the gateway with its traceback. Return the error, without details, that the client is sent."""
     log.error("a handler failed with %s", type(error).__name__, exc_info=error)
     return OutriderError("internal error; the gateway's log has the place")
 
@@ -123,7 +123,7 @@ def internal_error(error: BaseException) -> OutriderError:
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Await `work` and return its result; None if the client disconnects first.
 
-    `work` is then cancelled, and has ended when this returns.
+    In that case `work` is cancelled, and the function returns after it has ended.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive))
@@ -146,8 +146,8 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """A response that is a stream of server-sent events.
 
-    The status is sent with the first item, so that an error before it becomes an error response. An empty first item
-    sends only the status.
+    The status is sent with the first item. An error before the first item is sent as an error response with its own
+    status. If the first item is empty, only the status is sent.
     """
 
     media_type = "text/event-stream"

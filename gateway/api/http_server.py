@@ -78,7 +78,7 @@ class PlainParser(httptools.HttpRequestParser):
 
 
 class ConnectionLimit:
-    """Limit on the number of connections of one server, from the number of files that the process may open."""
+    """Limit on the number of open connections of one server, derived from how many files the process may open."""
 
     def __init__(self) -> None:
         self.max_connections = max_connections()
@@ -208,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
 class HttpServer(uvicorn.Server):
     """Serves an ASGI application on sockets that are already bound.
 
-    It installs no signal handlers, because the process stops HTTP and gRPC together.
+    It installs no signal handlers, because the process handles signals and stops its HTTP and gRPC servers together.
     """
 
     def __init__(self, app: Any, keep_alive_s: float, tls: ssl.SSLContext | None = None) -> None:
@@ -264,7 +264,7 @@ class HttpServer(uvicorn.Server):
     def drain(self) -> None:
         """Close idle connections now, and the others after their current response, which has `Connection: close`.
 
-        A connection that is opened later serves one request.
+        A connection that is opened after this call serves one request and is then closed.
         """
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # uvicorn makes the default headers from these once a second
@@ -277,7 +277,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers; see the class."""
+        """Context manager in place of uvicorn's. It installs no signal handlers: the process has its own."""
         yield
 
 
@@ -294,7 +294,7 @@ def raise_descriptor_limit() -> None:
 def bind(host: str, port: int, option: str = "--port") -> list[socket.socket]:
     """Return a socket for each address of `host`, bound to `port` and not yet listening.
 
-    option: name of the setting for the port. Raises ConfigError, which names it, if the port is taken.
+    option: command-line option that sets the port. Raises ConfigError, which names the option, if the port is taken.
     """
     listeners = bind_all(host, port, option)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux, and handed on to each connection

@@ -23,7 +23,7 @@ FLOOR_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class PromptFields:
-    """Writes a response's fields about the prompt's tokens, and the token ids of its choices."""
+    """Writes those fields of a response that are about tokens of prompts, and the field `token_ids` of its choices."""
 
     tokenizer: Tokenizer
     requests: Sequence[GenerationRequest]
@@ -31,9 +31,10 @@ class PromptFields:
     token_ids: bool
     """Whether the client asks for `token_ids` and `prompt_token_ids`."""
     num_best: int | None
-    """Number of most likely tokens in `prompt_logprobs` for each prompt token; None for no such field."""
+    """Number of most likely tokens in `prompt_logprobs` for each prompt token; None: the response has no such field."""
     num_echoed: int | None
-    """Number of most likely tokens in a completion's `logprobs` for each token of an echoed prompt; None for none."""
+    """Number of most likely tokens in a completion's `logprobs` for each token of an echoed prompt. None: the prompt
+    has no entries there."""
 
     def choice_fields(self, output: RoundOutput) -> Json:
         """Return the field `token_ids` for the output of a choice, or no field if the client does not ask for it."""
@@ -70,8 +71,8 @@ class PromptFields:
     def with_prompt(self, index: int, output: RoundOutput, logprobs: Json) -> Json:
         """Return `logprobs` of a completion with the entries of its echoed prompt put before them.
 
-        index: index of the choice. output: first output of the choice, which has the prompt's log-probs. The prompt's
-        first token has no log-prob. logprobs: entries of the output's tokens.
+        index: index of the choice. output: first output of the choice, which has the prompt's log-probs. logprobs: the
+        four lists of `completion_logprobs` for the output's tokens. The log-prob of the prompt's first token is None.
         """
         request = self.requests[index]
         ids = request.caller_prompt_ids
@@ -137,7 +138,10 @@ def label(token_id: int, tokenizer: Tokenizer) -> str:
 
 
 def shown_text(token_id: int, tokenizer: Tokenizer) -> str:
-    """Return a token's text, or `<id 291>` for an id that the tokenizer does not have. Many models have more ids."""
+    """Return a token's text, or `<id 291>` for an id that the tokenizer does not have.
+
+    Many models can produce more ids than their tokenizer has.
+    """
     if tokenizer.token_name(token_id) is None:
         return f"<id {token_id}>"
     return tokenizer.token_text(token_id)

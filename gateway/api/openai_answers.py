@@ -29,7 +29,10 @@ response is made on a thread."""
 
 @dataclass(frozen=True, slots=True)
 class OpenAIAnswer:
-    """Runs one request, and returns the response as a `whole` or yields it as `events`."""
+    """Runs one request of /v1/completions or /v1/chat/completions.
+
+    The response is returned as a `whole` or yielded as `events`.
+    """
 
     admission: Admission
     body: CompletionBody | ChatBody
@@ -84,7 +87,7 @@ class OpenAIAnswer:
     async def events(self) -> AsyncGenerator[bytes]:
         """Run the request, and yield server-sent events.
 
-        There is one for each output, except for outputs that add nothing to the response.
+        There is one event for the output of each round of each choice. Outputs that add nothing have no event.
         """
         usages: dict[int, ChoiceUsage] = {}
         steps: list[Step] = []
@@ -175,10 +178,11 @@ class OpenAIAnswer:
 
 
 def best_of(outputs: Sequence[RoundOutput], num_made: int, num_returned: int) -> list[int]:
-    """Return the indices of the outputs with the highest mean log-probs, the best first, for all prompts.
+    """Return, prompt after prompt, the indices in `outputs` of the prompt's best outputs.
 
-    outputs: outputs of all prompts, `num_made` consecutive ones for each. num_returned: number of indices for each
-    prompt.
+    The best have the highest mean log-probs; they come first. outputs: whole outputs of all prompts, `num_made`
+    consecutive ones for each prompt. num_returned: number of indices for each prompt. If it is `num_made`, all indices
+    are returned in their order.
     """
     # num_made 4, num_returned 2: two of the indices 0 to 3, then two of 4 to 7
     if num_returned == num_made:

@@ -25,16 +25,16 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """Writes the choices of /v1/completions."""
+    """Writes the choices of a response of /v1/completions, whole or as chunks of a stream."""
 
     tokenizer: Tokenizer
     logprobs: bool
     """Whether the client asks for log-probs."""
     echoes: Sequence[str]
-    """Text of each choice's prompt, by the choice's index, with which the choice's text begins; empty if no echo is
-    requested."""
+    """echoes[i]: text of the prompt of choice i, which is put before the choice's text. Empty if the request has no
+    `echo`."""
     token_kinds: bool = False
-    """Whether the response contains the kind of each output token, and what explained rounds verified."""
+    """Whether each choice has the kinds of its tokens and, if the request sets `explain`, what its rounds verified."""
     prompts: PromptFields | None = None
     """Writes the fields about prompts; None if the client asks for none."""
     num_reasoning_tokens = 0
@@ -83,13 +83,16 @@ class CompletionForm:
         return logprobs
 
     def answer_fields(self, index: int, output: RoundOutput) -> Json:
-        """Return further fields of the response besides its choices; completions have none."""
+        """Return an empty dict: a response of /v1/completions has no fields about prompts outside of its choices."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """Writes the choices of /v1/chat/completions. The outputs of each choice must be passed once, in order."""
+    """Writes the choices of a response of /v1/chat/completions, whole or as chunks of a stream.
+
+    The outputs of each choice must be passed once, in order, because the form parses them for tool calls and reasoning.
+    """
 
     tokenizer: Tokenizer
     logprobs: bool
@@ -97,7 +100,7 @@ class ChatForm:
     readings: Sequence[Reading | None]
     """Parser of calls and reasoning for each choice, by the choice's index; None to leave its text as it is."""
     token_kinds: bool = False
-    """Whether the response contains the kind of each output token, and what explained rounds verified."""
+    """Whether each choice has the kinds of its tokens and, if the request sets `explain`, what its rounds verified."""
     prompts: PromptFields | None = None
     """Writes the fields about the prompt; None if the client asks for none."""
     object = "chat.completion"
@@ -139,8 +142,8 @@ class ChatForm:
     def answer_fields(self, index: int, output: RoundOutput) -> Json:
         """Return further fields of the response besides its choices: those about the prompt.
 
-        output: first output of the choice at `index`. All choices have the same prompt, so only choice 0 returns
-        fields.
+        output: first output of the choice at `index`. All choices have the same prompt, so the fields are returned only
+        for index 0, and an empty dict for any other.
         """
         if self.prompts is None or index:
             return {}
@@ -168,7 +171,7 @@ class ChatForm:
 
 
 class ChoiceReader:
-    """Parses the outputs of one choice for tool calls and reasoning."""
+    """Splits the outputs of one choice into text, tool calls and reasoning."""
 
     def __init__(self, reading: Reading) -> None:
         self._reader: CallReader = reading.reader()
@@ -186,7 +189,7 @@ class ChoiceReader:
         return self._reader.num_calls > 0
 
     def read(self, output: RoundOutput) -> list[Part]:
-        """Parse the output of one round, and return the parts of the choice that are now certain."""
+        """Parse the output of one round, and return the parts that can be recognised by now."""
         was_reasoning = self._reader.reasoning_end is None
         parts = self._reader.push(output.text_delta)
         if output.finish_reason is not None:
@@ -206,7 +209,7 @@ class ChoiceReader:
     def call_id(self, index: int, name: str) -> str:
         """Return a new id for a tool call, in the form that the chat template accepts.
 
-        index: place of the call in the answer. name: of its tool.
+        index: index of the call among the calls of this choice. name: name of the called tool.
         """
         if self._ids is CallIds.NUMBERED:
             return f"functions.{name}:{self._num_previous_calls + index}"
@@ -217,7 +220,10 @@ class ChoiceReader:
 
 
 def message_of(parts: Iterable[Part], call_id: Callable[[int, str], str]) -> Json:
-    """Return the fields of a chat message with these parts. call_id: returns a new id for a call's index and name."""
+    """Return the fields of a chat message with these parts.
+
+    call_id: function that returns a new id for a tool call, given the call's index and the tool's name.
+    """
     content: list[str] = []
     reasoning: list[str] = []
     calls: dict[int, tuple[str, list[str]]] = {}
@@ -251,9 +257,9 @@ def _call(call_id: str, name: str, arguments: str) -> Json:
 def delta_of(parts: Iterable[Part], call_id: Callable[[int, str], str]) -> Json:
     """Return the `delta` of a chunk with the parts of one round.
 
-    call_id: returns a new id for the index and name of a call that begins.
+    call_id: function that returns a new id for a tool call that begins, given the call's index and the tool's name.
 
-    Each call has one entry, because clients match entries of `tool_calls` by index.
+    All parts of a call become one entry of `tool_calls`, because clients match entries by the call's index.
     """
     delta: Json = {}
     calls: dict[int, Json] = {}
@@ -275,7 +281,7 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[int, str], str]) -> Json:
 
 
 def join_outputs(outputs: Sequence[RoundOutput]) -> RoundOutput:
-    """Return one output that joins all outputs of a choice."""
+    """Return one output with the tokens and the text of all outputs of a choice, given in order."""
     tokens = list[OutputToken]()
     for output in outputs:
         tokens += output.tokens
@@ -284,10 +290,10 @@ def join_outputs(outputs: Sequence[RoundOutput]) -> RoundOutput:
 
 
 def with_prompt_logprobs(outputs: Sequence[RoundOutput], num_choices: int) -> list[RoundOutput]:
-    """Return whole outputs of which each has the log-probs of its prompt.
+    """Return the outputs, each with the log-probs of its prompt.
 
-    outputs: outputs of all prompts, `num_choices` consecutive ones for each. The target sends the log-probs of a prompt
-    only with its first choice.
+    outputs: whole outputs of all prompts, `num_choices` consecutive ones for each prompt. Only the first of these has
+    the prompt's log-probs, because the target sends them once; the others get a copy.
     """
     scored = []
     for index, output in enumerate(outputs):

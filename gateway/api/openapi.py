@@ -18,7 +18,7 @@ from gateway.api.schemas.answers.server import Error
 
 Json = dict[str, Any]
 REF = "#/components/schemas/{model}"
-"""Reference to the schema of a model in the document, with a place for the model's name."""
+"""Format string of the reference to a schema in /openapi.json; {model} is the name of the model."""
 
 STATUSES = {
     400: "The request cannot be served as it is; `param` names what to change.",
@@ -41,7 +41,7 @@ _HEADERS: dict[int, Json] = {
 
 
 class App(FastAPI):
-    """A FastAPI application whose /openapi.json is completed."""
+    """A FastAPI application that adds to /openapi.json what FastAPI does not know, such as the events of streams."""
 
     def openapi(self) -> Json:
         """Return the document /openapi.json.
@@ -54,9 +54,9 @@ class App(FastAPI):
 
 
 def errors(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str, Json]:
-    """Return FastAPI's parameter `responses` for an endpoint with these error statuses.
+    """Return the value of FastAPI's parameter `responses` for an endpoint that may answer with these error statuses.
 
-    model: model of an error's body.
+    model: pydantic model of an error's body.
     """
     responses: dict[int | str, Json] = {}
     for status in statuses:
@@ -66,9 +66,9 @@ def errors(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str, Js
 
 
 def named_event_stream(model: type[BaseModel]) -> Json:
-    """Return the parameter `openapi_extra` for an endpoint that may respond with a stream of named events.
+    """Return the value of FastAPI's `openapi_extra` for an endpoint that may respond with a stream of named events.
 
-    model: model of the events, whose `type` is also their name.
+    model: pydantic model of the events. An event's field `type` is also its name.
     """
     data = {
         "type": "string",
@@ -85,9 +85,9 @@ def named_event_stream(model: type[BaseModel]) -> Json:
 
 
 def events(chunk: type[BaseModel]) -> Json:
-    """Return the parameter `openapi_extra` for an endpoint that may respond with a stream of chunks, ended by `[DONE]`.
+    """Return the value of FastAPI's `openapi_extra` for an endpoint that may stream chunks, which `[DONE]` ends.
 
-    chunk: model of the chunks.
+    chunk: pydantic model of the chunks.
     """
     name = chunk.__name__
     description = (

@@ -31,7 +31,7 @@ WILDCARD_HOSTS = ("0.0.0.0", "[::]")
 
 
 async def follow_readiness(health: HealthServicer, generator: Generator) -> None:
-    """Set gRPC's health to the state of /readyz every HEALTH_INTERVAL_S. Runs until it is cancelled."""
+    """Set the status in gRPC's health service to that of /readyz, every HEALTH_INTERVAL_S. Runs until cancelled."""
     while True:
         health.set_serving(generator.ready() is None)
         await asyncio.sleep(HEALTH_INTERVAL_S)
@@ -80,7 +80,7 @@ class Operations:
     registry: CollectorRegistry
     """Prometheus registry with the gateway's metrics."""
     members: Callable[[], Iterable[Member]]
-    """Function that returns the workers as they are now, for /sd."""
+    """Function that returns the workers as they are now. /sd, Prometheus' service discovery, lists them."""
 
     def app(self, policy: CallerPolicy | None) -> Starlette:
         """Return an application with only these endpoints, for `metrics_port`.

@@ -96,7 +96,7 @@ def check_is_json(content_type: str) -> None:
 def max_values(models: Iterable[ServedFacts]) -> int:
     """Return the maximal number of values in a body: MAX_VALUES plus twice the longest context limit of `models`.
 
-    Twice, so that the error for a prompt that is too long can name its length.
+    The error for a prompt that is too long, by up to one context limit, can therefore name the prompt's length.
     """
     return MAX_VALUES + 2 * max((facts.context_limit for facts in models), default=0)
 
@@ -150,9 +150,9 @@ def _without_collections() -> Iterator[None]:
 
 
 async def yield_to_loop(num_bytes: int) -> None:
-    """Return to the event loop once if a request of `num_bytes` is large.
+    """Let other tasks of the event loop run once if a request of `num_bytes` is larger than LARGE_BYTES.
 
-    Call it between two steps of work on a request.
+    Call it between two steps of long work on a request.
     """
     if num_bytes > LARGE_BYTES:
         await asyncio.sleep(0)

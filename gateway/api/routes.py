@@ -70,10 +70,9 @@ TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
 
 class BodyRoute(APIRoute):
-    """A route whose JSON body is read by `read_json`, within limits.
+    """A route whose JSON body is read by `read_json`, within limits, and then parsed as the type of `body`.
 
-    The body is then parsed as the type of the endpoint's parameter `body`. FastAPI alone would read a body of any size;
-    it only documents the route.
+    `body` is the parameter of the endpoint. FastAPI, which would read a body of any size, only documents the route.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -159,13 +158,13 @@ class Routes:
         return await self._answer(request, body)
 
     async def responses(self, request: Request, body: ResponsesBody) -> Response:
-        """Respond as OpenAI's Responses API, without storing responses."""
+        """Respond in the form of OpenAI's Responses API. Responses are not stored."""
         answer_id = request.scope["answer_id"]
         create_form = partial(ResponseForm, body, answer_id)
         return await self._answer_layer(request, body, body.unchecked_request(answer_id), create_form)
 
     async def messages(self, request: Request, body: MessagesBody) -> Response:
-        """Respond as Anthropic's Messages API."""
+        """Respond in the form of Anthropic's Messages API."""
         answer_id = request.scope["answer_id"]
         create_form = partial(MessageForm, body.max_tokens, answer_id)
         return await self._answer_layer(request, body, body.unchecked_request(answer_id), create_form)
@@ -186,11 +185,11 @@ class Routes:
         return JsonResponse(whole)
 
     async def count_tokens(self, request: Request, body: CountBody) -> Response:
-        """Count the tokens of a message's input, as Anthropic's API."""
+        """Count the tokens of a Messages request's prompt, in the form of Anthropic's API."""
         return await self._count(request, body, {})
 
     async def input_tokens(self, request: Request, body: ResponsesBody) -> Response:
-        """Count the tokens of a response's input, as OpenAI's API."""
+        """Count the tokens of a Responses request's prompt, in the form of OpenAI's API."""
         return await self._count(request, body, {"object": "response.input_tokens"})
 
     async def _count(self, request: Request, body: CountBody | ResponsesBody, fields: Json) -> Response:
@@ -214,7 +213,7 @@ class Routes:
             return await while_connected(request.receive, read())
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
-        """Return the tokens of a text or a chat, as vLLM."""
+        """Return the tokens of a text or a chat, in the form of vLLM's API."""
         facts = requested_model(self.admission.generator.models(), body.model or "")
         incoming: IncomingRequest = request.scope["incoming"]
         reader = self.admission.prompt_reader(facts, incoming, counts=True)
@@ -238,7 +237,7 @@ class Routes:
         return await reader.work(len(ids), tokenized)
 
     async def detokenize(self, request: Request, body: DetokenizeBody) -> Response:
-        """Return the text of tokens, special ones included, as vLLM."""
+        """Return the text of tokens, special ones included, in the form of vLLM's API."""
         facts = requested_model(self.admission.generator.models(), body.model or "")
         tokenizer = self._tokenizer_of(facts)
 
@@ -251,7 +250,7 @@ class Routes:
             return await self.admission.prompt_reader(facts, incoming).work(len(body.tokens), detokenized)
 
     async def tokenizer_info(self) -> Response:
-        """Describe the tokenizer, as vLLM. Not available if several models are served."""
+        """Describe the tokenizer, in the form of vLLM's API. Not available if several models are served."""
         tokenizer = self._tokenizer_of(requested_model(self.admission.generator.models(), ""))
         names = {"bos_token": None, "eos_token": None} | tokenizer.special_tokens
         source = None
@@ -286,12 +285,12 @@ class Routes:
         return JsonResponse(_model_fields(find_model(self.admission.generator.models(), model_id)))
 
     async def health(self) -> Response:
-        """Return 200 if a request would be served now, else 503, with no body, as vLLM."""
+        """Return 200 if a request would be served now, else 503. There is no body."""
         is_ready = self.admission.generator.ready() is None
         return Response(status_code=200 if is_ready else 503)
 
     async def openapi(self, request: Request) -> Response:
-        """Return this document."""
+        """Return the OpenAPI document, which describes these endpoints."""
         return JsonResponse(request.app.openapi())
 
 

@@ -59,5 +59,5 @@ def _outrider(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line: the entry point of the console script `outrider`."""
     app()

@@ -48,7 +48,7 @@ def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dic
     """Return the settings of a system, in the form that `SystemConfig.read` accepts, from the arguments of LLM.
 
     target, draft: a model, or a worker's settings by name; draft=None means no draft. settings: settings of all workers
-    and of the gateway, by name. Raises ConfigError for a name that is neither.
+    and of the gateway, by name. Raises ConfigError for a name that is no such setting.
     """
     workers: dict[str, Any] = {}
     for role, part in (("target", target), ("draft", draft)):
@@ -76,8 +76,8 @@ def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dic
 
 
 def remove_variables() -> None:
-    """Remove from this process's environment the variables for settings that the program must not give. The processes
-    of the system inherit all others.
+    """Remove from this process's environment the variables for settings that an LLM decides itself, such as ports. The
+    processes of the system inherit all other variables.
     """
     for name in list(os.environ):
         if name.upper() in _DECIDED_VARIABLES:
@@ -85,7 +85,7 @@ def remove_variables() -> None:
 
 
 def main() -> int:
-    """Run the system until the program ends or a signal arrives. Return the exit code."""
+    """Run the system until the program that uses the LLM ends or a signal arrives. Return the exit code."""
     remove_variables()
     task = json.loads(sys.stdin.readline())
     stop = StopFlag()

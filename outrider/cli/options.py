@@ -192,7 +192,7 @@ def _schema_text(path: Path) -> str:
 def completed_draft(incomplete: str) -> list[str]:
     """Return completions for the value of --draft: drafters without a model, and folders, that begin with `incomplete`.
 
-    If no drafter begins so, the list is empty, and the shell completes folders by itself, which it does better.
+    If no drafter begins with it, the list is empty, and the shell completes folders by itself.
     """
     words = list[str]()
     for drafter in TABLE_DRAFTERS:

@@ -26,12 +26,12 @@ DEPTHS = {"eagle3": 3, "medusa": 4, "pass": 4, "draft": 1}
 """Default number of draft tokens per proposal that are trained, by kind. A draft model needs one, since it makes all
 its draft tokens in the same way."""
 HELD_APART = 48
-"""Maximum number of prompts on which acceptance is measured, the first of the file. With so many the confidence
-intervals are narrow enough to compare."""
+"""Maximum number of prompts on which acceptance is measured. With so many the confidence intervals are narrow enough to
+compare trainings."""
 STOP_S = 60.0
 """Seconds that a training has to finish an update and save it, once it is asked to stop."""
 HELD_APART_OF = 8
-"""If --held-apart is absent, one prompt in this many is not trained on, but used to measure acceptance."""
+"""If --held-apart is absent, one of this many prompts is not trained on: acceptance is measured on it."""
 
 Kind = Annotated[str, typer.Argument(help=f"What to train: {', '.join(KINDS)}.", show_default=False)]
 Target = Annotated[str, typer.Option(help="Folder of the target.", show_default=False)]
@@ -156,8 +156,8 @@ def train_head(
 def train(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
     """Train in a child process, which imports torch, and return its report. None = the training was stopped.
 
-    task: the task that `outrider.training.train_head` reads. notes: console for the progress. Raises OutriderError. On
-    KeyboardInterrupt it waits until the child process has saved its work.
+    task: the task that `outrider.training.train_head` reads. notes: console for the progress. Raises OutriderError if
+    the training fails. On KeyboardInterrupt it waits until the child process has saved its work.
     """
     report = None
     found = run_module("outrider.training.train_head", task, "training", STOP_S)

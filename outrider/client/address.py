@@ -14,7 +14,7 @@ from outrider.wire.transport.address import GRPC_PORT_HEADER, is_host_port, join
 GRPC_PORT = 8001
 """Default port of a gateway's gRPC server."""
 PROBE_TIMEOUT_S = 2.0
-"""Seconds to wait for a gateway's HTTP server, whose reply has the gRPC port."""
+"""Seconds to wait for a reply of a gateway's HTTP server that is asked for the gRPC port."""
 _HTTP_PORTS = {"http": 80, "https": 443}
 """Default port of each URL scheme."""
 _GRPC_SCHEMES = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|xds|vsock):")
@@ -23,7 +23,7 @@ _GRPC_SCHEMES = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|xds|vsock):")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a gateway, parsed from what the user gave: host and port, and which server is there."""
+    """Address of a gateway that a user gave: host and port, and whether its HTTP or its gRPC server listens there."""
 
     target: str
     """host:port, or a name that gRPC resolves, such as dns:///gateway:8001."""
@@ -73,7 +73,7 @@ def _with_default_port(text: str, port: int, address: str) -> str:
 
 
 async def find_grpc(address: Address, tls: bool) -> str | None:
-    """Return host:port of the gRPC server of the gateway whose HTTP server is at `address`, by a request to it.
+    """Ask the gateway's HTTP server at `address` where the gateway's gRPC server is. Return that server's host:port.
 
     tls: send the request by https. Returns None if the server there is not a gateway's HTTP server. If the server does
     not speak HTTP and the user gave a URL, its own host:port is returned: it may be the gRPC server. Raises Unavailable

@@ -28,7 +28,8 @@ class AsyncClient:
 
     address: host:port, or a URL of the gateway's HTTP server. timeout_s: deadline of a call in seconds, retries
     included, unless the call gives its own; None = no deadline. retries: number of further attempts, or a RetryPolicy.
-    transport: replaces gRPC; `address` and `connect` are then not used. connect: see `ConnectOptions`.
+    transport: replaces gRPC; `address` and `connect` are then not used. connect: TLS, API key and pings of the
+    connection.
 
     Every method raises subclasses of `OutriderError`.
     """

@@ -18,7 +18,7 @@ MIN_PING_INTERVAL_S = 1.0
 MAX_PING_INTERVAL_S = 86400.0
 """Largest `ping_interval_s`, in seconds (a day): gRPC counts milliseconds in 31 bits."""
 PING_INTERVAL_S = 330.0
-"""Default of `ping_interval_s`, in seconds. By their defaults gRPC's servers, such as proxies, end a connection that
+"""Default of `ping_interval_s`, in seconds. With default settings, gRPC's servers and proxies end a connection that
 pings more than once in 300 s without data."""
 
 PathLike = str | os.PathLike[str]

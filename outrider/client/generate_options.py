@@ -18,7 +18,7 @@ class Message(TypedDict):
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `stream`. `SamplingParams` has the defaults of absent sampling parameters."""
+    """Keyword arguments of `generate` and `stream`. Absent sampling parameters have `SamplingParams`' defaults."""
 
     prompt_ids: Sequence[int]
     """Prompt as token ids, in place of a text."""

@@ -96,8 +96,8 @@ class LLM:
         """Return the completion of each prompt, in the order of the prompts.
 
         prompts: one text, one list of token ids, or a list of texts and lists of token ids. sampling: options for all
-        prompts, or a list with one set of options per prompt. As many requests run at once as the gateway admits.
-        Raises the errors of `Client.generate`; the first error cancels the other requests.
+        prompts, or a list with one set of options per prompt. The gateway runs as many requests at once as it admits;
+        the others wait. Raises the errors of `Client.generate`; the first error cancels the other requests.
         """
         return self._generate(read_prompts(prompts), sampling)
 
@@ -106,7 +106,8 @@ class LLM:
     ) -> list[Completion]:
         """Return the completion of each chat, in the order of the chats.
 
-        messages: one chat (a list of messages), or a list of chats. For sampling and errors see `generate`.
+        messages: one chat (a list of messages), or a list of chats. sampling: options for all chats, or a list with one
+        set of options per chat. Raises the errors of `Client.generate`; the first error cancels the other requests.
         """
         return self._generate(read_chats(messages), sampling)
 

@@ -49,7 +49,7 @@ _S_PER_US = 1e-6
 
 def parse_round(message: gateway_pb2.GenerateResponse) -> Round:
     """Convert a message of a Generate call into a `Round`. Raises OutriderError for an enum value that this client does
-    not know, because the gateway is newer.
+    not know, which a newer gateway may send.
     """
     if message.finish_reason not in _FINISH_REASONS:
         raise OutriderError(f"unknown finish reason {message.finish_reason} from the gateway; upgrade this client")

@@ -21,7 +21,7 @@ Reply = TypeVar("Reply")
 class RetryPolicy:
     """How often a call is tried again, and how long it waits before each attempt.
 
-    Calls are tried again after errors that are `retryable` (Unavailable, Overloaded), if no part of the reply has
+    A call is tried again after an error that is `retryable` (Unavailable, Overloaded), if no part of the reply has
     arrived. The n-th wait, from 0, is the gateway's `retry-after` plus a random time from
     [0, min(max_backoff_s, backoff_s * 2**n)].
     """

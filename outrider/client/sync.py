@@ -88,7 +88,7 @@ class LoopThread:
     def stop(self) -> None:
         """End the thread and close its client. Idempotent; any thread may call it.
 
-        The garbage collector may call it on the thread itself, which then does not wait for its own end.
+        It waits for the thread to end, unless the garbage collector calls it on that thread itself.
         """
         with self._lock:
             if not self._stopped:
@@ -101,7 +101,12 @@ class LoopThread:
 class Client:
     """Blocking client of one gateway, for code without an event loop. Use it as `with`; several threads may share it.
 
-    Arguments and errors are those of `AsyncClient`. A client that is garbage-collected closes itself.
+    address: host:port, or a URL of the gateway's HTTP server. timeout_s: deadline of a call in seconds, retries
+    included, unless the call gives its own; None = no deadline. retries: number of further attempts, or a RetryPolicy.
+    transport: replaces gRPC; `address` and `connect` are then not used. connect: TLS, API key and pings of the
+    connection.
+
+    Every method raises subclasses of `OutriderError`. A client that is garbage-collected closes itself.
     """
 
     def __init__(
@@ -173,7 +178,9 @@ class SyncRoundStream(Iterator[Round]):
         return await anext(self._stream, None)
 
     def close(self) -> None:
-        """Cancel the call if it still runs. Idempotent. Does nothing in a forked process: the call is its parent's."""
+        """Cancel the call if it still runs. Idempotent. In a forked process it does nothing, since the parent
+        runs the call.
+        """
         if self._thread.is_of_another_process:
             return
         with suppress(ClosedError):

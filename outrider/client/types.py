@@ -52,8 +52,8 @@ class FinishReason(Enum):
 
 
 class DraftLogprobs(StrEnum):
-    """Which part of the draft's distributions is sent to the target at temperature > 0. None of them changes the
-    output's law.
+    """Which part of the draft's distributions is sent to the target at temperature > 0. With each of them the
+    output has the same distribution.
     """
 
     AUTO = "auto"
@@ -65,7 +65,9 @@ class DraftLogprobs(StrEnum):
 
 
 class AcceptanceRule(StrEnum):
-    """Which draft tokens the target accepts at temperature > 0. Neither rule changes the output's law."""
+    """Which draft tokens the target accepts at temperature > 0. With either rule, at lenience 1, the output has the
+    target's distribution.
+    """
 
     REJECTION = "rejection"
     """Rejection sampling: accept with probability min(1, target / draft)."""
@@ -94,15 +96,16 @@ class Speculation:
     """Rule by which the target accepts draft tokens at temperature > 0."""
     lenience: float | None = None
     """Factor on draft probabilities in the acceptance rule, greater than 0 and at most 1. With 1 the output follows the
-    target's distribution exactly. With less, more draft tokens are accepted and the output no longer does so."""
+    target's distribution exactly. With less, more draft tokens are accepted and the output deviates from that
+    distribution."""
     drafter: Drafter | str | None = None
     """What proposes draft tokens."""
     tree: str | None = None
     """Shape of a draft tree to verify in place of a chain. "4x2x1" = each node has 4, 2 and 1 children at depths 0, 1
-    and 2. "best:12x4" = the 12 most likely nodes up to a depth of 4. Not with num_draft_tokens or lenience."""
+    and 2. "best:12x4" = the 12 most likely nodes up to a depth of 4. Not allowed with num_draft_tokens or lenience."""
     explain: bool = False
-    """Whether each `Round` has an `Explanation` of what it verified and rejected. The output stays the same. Not with a
-    beam search."""
+    """Whether each `Round` has an `Explanation` of what it verified and rejected. The output stays the same. Not
+    allowed with a beam search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class RoundTimings:
     total_s: float
     """Time since the choice's previous round. For its first round: since the request was sent to the target."""
     deliver_s: float
-    """Time that the target waited with its step for draft tokens."""
+    """Time for which the target held its step back to wait for draft tokens."""
     verify_s: float
     """Time in the target's queue, forward and acceptance."""
     overhead_s: float
@@ -200,7 +203,7 @@ class Rejection:
     """The recovered token, which the target drew for this position."""
     target: tuple[RankedToken, ...]
     """The target's most likely tokens for this position, at most 5, most likely first, with log-probs under the
-    distribution that it draws from. At temperature 0 the log-probs are those of temperature 1."""
+    distribution that it draws from. At temperature 0 the log-probs are computed at temperature 1."""
     draft_law: tuple[RankedToken, ...]
     """The drafter's most likely tokens for this position, at most 5, most likely first, under the distribution that its
     draft tokens were sampled from. Empty if they were proposed without a distribution."""
@@ -222,8 +225,8 @@ class Explanation:
     draft: tuple[DraftToken, ...]
     """The verified draft tokens. Parents come before their children."""
     rejection: Rejection | None
-    """Where draft tokens were rejected; None = all on the path were accepted, or the output ended before a rejection.
-    """
+    """The position at which draft tokens were rejected. None = the target accepted draft tokens up to the end of a
+    branch, or the output ended before a rejection."""
     queue_s: float
     """Seconds in the target's queue. `queue_s`, `forward_s` and `accept_s` sum to `RoundTimings.verify_s`."""
     forward_s: float
@@ -241,15 +244,15 @@ class Round:
     """Index of the choice, 0 to n - 1."""
     tokens: tuple[Token, ...]
     text_delta: str
-    """Text that the round added to the output. It is held back while it may be part of a character or of a stop string.
-    """
+    """Text that the round added to the output. Text that may begin a stop string, or is part of an incomplete
+    character, is held back for a later round."""
     num_drafted: int
     num_accepted: int
     timings: RoundTimings
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
-    """The stop string or stop id that ended the output; None = none of them did, but for example the model's own
-    end-of-sequence id."""
+    """The stop string or stop id that ended the output; None = something else ended it, such as
+    max_tokens or the model's end-of-sequence id, or it has not ended."""
     usage: Usage | None = None
     score: float | None = None
     """Score of a beam search's output: the sum of its log-probs, in nats, divided by length ** length_penalty. Such an
@@ -267,11 +270,11 @@ class Choice:
     tokens: tuple[Token, ...]
     finish_reason: FinishReason
     stop_reason: str | None
-    """The stop string or stop id that ended the output; None = none of them did."""
+    """The stop string or stop id that ended the output; None = something else ended it, such as max_tokens."""
     usage: Usage
     score: float | None = None
-    """Score of the output of a beam search, see `Round.score`; the first choice has the highest. None = no beam search.
-    """
+    """Score of a beam search's output: the sum of its log-probs, in nats, divided by length ** length_penalty. None =
+    no beam search. The first choice has the highest score."""
 
 
 @dataclass(frozen=True, slots=True)

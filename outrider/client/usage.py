@@ -17,7 +17,7 @@ PLAIN_ADVICE = {
     "num_draft_tokens=5 (-K 5) drafts all the same",
     "refused": "what was drafted broke a rule of the protocol; the gateway's log names it",
 }
-"""Sentence by `Usage.plain_reason`: why nothing was drafted, and what to try."""
+"""For each value of `Usage.plain_reason`, a sentence on why nothing was drafted and what to try."""
 
 
 @dataclass(frozen=True, slots=True)

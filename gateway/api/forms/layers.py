@@ -49,7 +49,7 @@ class Form(Protocol):
 
 
 FormFactory = Callable[[GenerationRequest, Tokenizer], Form]
-"""Function that creates the form of one response."""
+"""Function that creates the Form of one response, given its request and the tokenizer of the model."""
 
 
 class AnswerReader:
@@ -61,7 +61,7 @@ class AnswerReader:
     def parts(self, output: RoundOutput) -> list[Part]:
         """Return the parts in the output of one round.
 
-        A call that began in this round and turned out to be text is left out.
+        A tool call that began in this round, and turned out in this round to be text, is left out.
         """
         parts: list[Part] = []
         begun: int | None = None  # index in `parts` of a call that began in this round
@@ -85,13 +85,16 @@ class AnswerReader:
         return self._reader.has_calls
 
     def usage(self, output: RoundOutput) -> Json:
-        """Return the usage of the response, in the form that chat has. output: last output of the choice."""
+        """Return the field `usage`, in the form of /v1/chat/completions. output: last output of the choice."""
         assert output.usage is not None
         return usage_of([output.usage], 1, self._reader.num_reasoning_tokens)
 
 
 class LayerAnswer:
-    """Runs one request of a layer over chat, and returns the response as a `whole` or yields it as `events`."""
+    """Runs one request of Responses or Messages, the APIs that the gateway converts to chats.
+
+    The response is returned as a `whole` or yielded as `events`.
+    """
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class LayerAnswer:
         return whole
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Run the request, and yield server-sent events. The events of one round are one item."""
+        """Run the request, and yield server-sent events. Each item has all events of one round."""
         async with self._admission.answers(self._unchecked, self._incoming) as answers:
             form = self._create_form(answers.requests[0])
             await self._admission.wait_for_slot(answers)

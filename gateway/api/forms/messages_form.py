@@ -16,7 +16,10 @@ from outrider.wire.errors import OutriderError
 
 
 class MessageForm:
-    """Writes one response of /v1/messages. For its methods see `gateway.api.forms.layers.Form`."""
+    """Writes one response of /v1/messages, as a whole or as stream events, from the outputs that are pushed to it.
+
+    It implements `gateway.api.forms.layers.Form`.
+    """
 
     def __init__(self, max_tokens: int, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         """Create the form of a response without content.

@@ -62,11 +62,11 @@ MESSAGES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "compaction": (),
     "thread": (),
 }
-"""Parameters that are not offered, with the values (besides null) that are accepted because they request nothing."""
+"""Parameters that are not supported, with the values (besides null) that are accepted because they request nothing."""
 
 
 class InputMessage(LenientSchema):
-    """A message of the chat. A received response may be sent back as a message; its other fields are ignored."""
+    """A message of the chat. A response may be sent back as a message: fields besides role and content are ignored."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
@@ -144,7 +144,7 @@ class Metadata(LenientSchema):
 
 
 class CountBody(Layer):
-    """POST /v1/messages/count_tokens: the fields of a Messages request that make up its prompt."""
+    """Body of POST /v1/messages/count_tokens: the fields of a Messages request that make up its prompt."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(MESSAGES_NEUTRAL, COUNT_IGNORED))
     ignored: ClassVar[dict[str, str]] = COUNT_IGNORED
@@ -175,9 +175,9 @@ class CountBody(Layer):
         return without_others(value, MESSAGES_NEUTRAL, cls.ignored)
 
     def unchecked_request(self, request_id: str, **others: Any) -> UncheckedRequest:
-        """Return the UncheckedRequest for one output to these messages. Raises InvalidRequest.
+        """Return the request, not yet tokenized, for one output to these messages. Raises InvalidRequest.
 
-        others: further fields of a ChatBody.
+        others: values for further fields of the ChatBody (/v1/chat/completions) to which this body is converted.
         """
         if self.messages[-1].role == "assistant":
             text = "messages ends with the assistant's own, which is not continued here; end with the user's"
@@ -244,7 +244,7 @@ class CountBody(Layer):
 
 
 class MessagesBody(CountBody):
-    """POST /v1/messages."""
+    """Body of POST /v1/messages."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(MESSAGES_NEUTRAL, MESSAGES_IGNORED))
     ignored: ClassVar[dict[str, str]] = MESSAGES_IGNORED

@@ -17,7 +17,7 @@ DIRECT = "direct"
 
 
 class MessagesTool(LenientSchema):
-    """A tool that the client runs."""
+    """A tool whose calls the client runs."""
 
     type: Literal["custom"] | None = described("custom; a tool of another type is left out")
     name: str
@@ -27,7 +27,10 @@ class MessagesTool(LenientSchema):
     allowed_callers: list[str] | None = described("a tool that programs alone may call is left out")
 
     def tool(self, index: int) -> Tool | None:
-        """Return the tool at `index` in the request's `tools`; None if the model may not call it."""
+        """Return this tool in the gateway's own form; None if the model may not call it.
+
+        index: place of the tool in the request's `tools`, which errors name.
+        """
         if self.allowed_callers and DIRECT not in self.allowed_callers:
             log_ignored("tools that programs alone may call, which are not offered to the model")
             return None
@@ -49,7 +52,10 @@ class ToolChoice(LenientSchema):
     disable_parallel_tool_use: bool | None = described("at most one call. Default: false")
 
     def offer(self, tools: Sequence[Tool]) -> ToolOffer:
-        """Return the offer to the model: these tools under this choice. Raises InvalidRequest."""
+        """Return the tools that the model may call, with this choice of whether it must call one, and which.
+
+        Raises InvalidRequest for a tool that cannot be called, and for a choice that does not fit the tools.
+        """
         if (self.type == "tool") is (self.name is None):
             text = f"tool_choice has type {self.type} and {'no ' * (self.name is None)}name; they go together"
             raise InvalidRequest(text, param="tool_choice.name")

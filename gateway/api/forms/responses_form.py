@@ -29,11 +29,14 @@ EMPTY_ITEMS: dict[str, tuple[str, Json]] = {
     "function_call": ("fc", {"arguments": ""}),
     "custom_tool_call": ("ctc", {"input": ""}),
 }
-"""For each type of item: the prefix of its id, and its fields before it has any text."""
+"""For each type of item: the prefix of the item's id, and the fields of an item that has no text yet."""
 
 
 class ResponseForm:
-    """Writes one response of /v1/responses. For its methods see `gateway.api.forms.layers.Form`."""
+    """Writes one response of /v1/responses, as a whole or as stream events, from the outputs that are pushed to it.
+
+    It implements `gateway.api.forms.layers.Form`.
+    """
 
     def __init__(self, body: ResponsesBody, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         self._body = body
@@ -249,7 +252,7 @@ class ResponseForm:
 
 
 def shown_tools(tools: Sequence[Any]) -> list[Json]:
-    """Return the tools that the model was offered, in the form of the response's field `tools`."""
+    """Return the tools that the model may call, in the form of the response's field `tools`."""
     shown: list[Json] = []
     for tool in tools:
         if isinstance(tool, NamespaceTool):
@@ -263,10 +266,10 @@ def shown_tools(tools: Sequence[Any]) -> list[Json]:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the input of a call of a custom tool, which takes any text.
+    """Return the input text of a call of a custom tool.
 
-    arguments: JSON arguments of the function that the model was offered instead of the tool. If max_tokens cut them
-    short, they are returned unchanged.
+    In the prompt a function with one text as its argument represents a custom tool. arguments: JSON arguments with
+    which the model called this function. If max_tokens cut them short, they are returned unchanged.
     """
     # {"input": "ls"} -> ls
     try:

@@ -31,8 +31,9 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "truncation": ("disabled",),
 }
-"""Parameters that are not offered, with the values (besides null) that are accepted because they request nothing. The
-server stores nothing and cuts no input."""
+"""Parameters that are not supported, with the values (besides null) that are accepted because they request nothing.
+
+For example, the server stores no responses, so `store` may only be false or null."""
 
 Include = Literal[
     "message.output_text.logprobs",
@@ -47,7 +48,7 @@ Include = Literal[
 
 
 class TextFormat(JsonSchemaBody):
-    """OpenAI's `text.format`: a chat's `response_format` with the fields of its `json_schema` unpacked."""
+    """OpenAI's `text.format`: a chat's `response_format` in which the fields of `json_schema` stand beside `type`."""
 
     type: Literal["text", "json_object", "json_schema"]
     schema_: Any = Field(default=None, alias="schema", description="a JSON Schema (2020-12), with type json_schema")
@@ -55,7 +56,7 @@ class TextFormat(JsonSchemaBody):
     def output(self) -> OutputFormat | None:
         """Return the format that the output must have; None for any text.
 
-        Raises InvalidRequest if `type` is json_schema without `schema`, or another type with it.
+        Raises InvalidRequest if `type` is json_schema and `schema` is missing, or if another type has a `schema`.
         """
         if (self.type == "json_schema") is (self.schema_ is None):
             text = f"text.format has type {self.type} and {'no ' * (self.schema_ is None)}schema; they go together"

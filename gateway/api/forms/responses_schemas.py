@@ -54,7 +54,7 @@ class InputMessage(LenientSchema):
 
 
 class InputCall(LenientSchema):
-    """A past call of a function, or of a custom tool, which takes any text."""
+    """A past call of a function, whose arguments are JSON, or of a custom tool, whose input is any text."""
 
     type: Literal["function_call", "custom_tool_call"]
     call_id: str
@@ -106,11 +106,11 @@ ITEM_TAGS = {
 }
 """For each type of input item that is read, the pydantic tag of its class in the union `Item`."""
 LEFT_OUT = re.compile("(_call|_output)$|^mcp_")
-"""Pattern of the types of input items that belong to tools of other servers. Such items are left out."""
+"""Regular expression for the types of input items that belong to tools of other servers. Such items are left out."""
 
 
 class InputLeftOut(LenientSchema):
-    """An item of a tool that the server does not have: a call of it or a result. It is left out of the chat."""
+    """A past call, or its result, of a tool that this server does not have. The item is left out of the chat."""
 
     type: str = Field(json_schema_extra={"pattern": LEFT_OUT.pattern, "not": {"enum": list(ITEM_TAGS)}})
 
@@ -173,7 +173,7 @@ def as_items(value: Any) -> Any:
 
 
 class ResponsesBody(Layer):
-    """POST /v1/responses."""
+    """Body of POST /v1/responses."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(RESPONSES_NEUTRAL, RESPONSES_IGNORED))
 
@@ -218,7 +218,7 @@ class ResponsesBody(Layer):
 
     @cached_property
     def offered(self) -> dict[str, OfferedTool]:
-        """Tools that the model is offered, by the name with which it calls them.
+        """Tools that the model may call, by the name with which it calls them.
 
         Raises InvalidRequest if two have the same name.
         """
@@ -237,7 +237,7 @@ class ResponsesBody(Layer):
         return "message.output_text.logprobs" in (self.include or ())
 
     def unchecked_request(self, request_id: str) -> UncheckedRequest:
-        """Return the UncheckedRequest for one output to this input. Raises InvalidRequest."""
+        """Return the request, not yet tokenized, for one output to this input. Raises InvalidRequest."""
         if self.top_logprobs and not self.logprobs:
             text = "top_logprobs needs include to have message.output_text.logprobs"
             raise InvalidRequest(text, param="top_logprobs")
@@ -278,8 +278,8 @@ class ResponsesBody(Layer):
 def chat_messages(instructions: str | None, items: Sequence[Any]) -> Iterator[MessageBody]:
     """Yield the chat messages that a request's instructions and input items become.
 
-    Consecutive items with an assistant's reasoning, text and calls become one message if they come in this order, with
-    at most one reasoning and one text.
+    Consecutive items of the assistant become one message if they are in this order: at most one reasoning, at most one
+    text, any number of tool calls.
     """
     # reasoning, text, call, call: one message. call, text: two messages.
     if instructions is not None:

@@ -21,11 +21,11 @@ ANY_TEXT: dict[str, Any] = {
     "required": [CUSTOM_INPUT],
     "additionalProperties": False,
 }
-"""JSON schema of the arguments of the function that the model is offered instead of a custom tool."""
+"""JSON schema for the arguments of the function that represents a custom tool in the prompt: one text."""
 
 
 class ResponsesTool(LenientSchema):
-    """A function, or a custom tool, which takes any text."""
+    """A tool of the request: a function, whose arguments are JSON, or a custom tool, whose input is any text."""
 
     type: Literal["function", "custom"]
     name: str
@@ -77,15 +77,15 @@ AnyResponsesTool = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool of the request: the function that the model is offered, and the client's names for it."""
+    """A tool that the model may call: the function that represents it in the prompt, and the client's names for it."""
 
     tool: Tool
-    """Function that the model is offered for the tool."""
+    """Function that represents the tool in the prompt."""
     name: str
     """The client's name for the tool, without its namespace."""
     namespace: str | None
     is_custom: bool
-    """Whether it is a custom tool, which takes any text."""
+    """Whether it is a custom tool, whose input is any text; otherwise it is a function."""
     place: str
     """Path of the tool in the request, such as `tools[0].tools[1]`, for errors."""
 
@@ -97,7 +97,7 @@ class OfferedTool:
         return "function_call"
 
     def item_fields(self) -> dict[str, Any]:
-        """Return the fields with which an item for a call names this tool."""
+        """Return the fields of a call's item that tell the client which tool is called."""
         if self.namespace is None:
             return {"name": self.name}
         return {"name": self.name, "namespace": self.namespace}
@@ -111,7 +111,7 @@ def full_name(namespace: str | None, name: str) -> str:
 
 
 def offered_tools(tools: Sequence[Any]) -> Iterator[OfferedTool]:
-    """Yield the tools of a request that the model is offered, in their order. Tools in namespaces are included."""
+    """Yield the tools of a request that the model may call, in the request's order, also those in namespaces."""
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if isinstance(tool, ResponsesTool):

@@ -13,7 +13,7 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_FIELDS = 64
-"""Maximal number of fields of a JSON object in a body, unless it is a map. The largest body has fewer."""
+"""Maximal number of fields of a JSON object in a body. A map, whose keys callers choose, may have more."""
 MAX_NAMED = 100
 """Maximal number of ignored fields whose names are logged in the life of a process. Clients choose the names, so a
 limit is needed."""
@@ -26,8 +26,8 @@ _named: set[str] = set()
 def described(description: str, allowed: Range | None = None, **schema: Any) -> Any:
     """Return the pydantic field for an optional field of a body, with the default None.
 
-    allowed: range of a number, for the description and the schema; it is checked elsewhere. schema: further keywords of
-    the field's JSON schema.
+    allowed: range of a number. It is only added to the description and the schema; other code checks it. schema:
+    further keywords of the field's JSON schema.
     """
     if allowed is not None:
         description = f"{allowed}; {description}".removesuffix("; ")
@@ -50,9 +50,9 @@ class StrictSchema(BaseModel):
 
 
 class LenientSchema(StrictSchema):
-    """Base class of objects in a body that only describe something. Unknown fields are ignored, and logged once.
+    """Base class of JSON objects in a body whose unknown fields are ignored, and logged once.
 
-    Clients send back what they received, from other servers, too.
+    For example, clients send back messages that other servers made, with fields that are unknown here.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -69,7 +69,7 @@ class LenientSchema(StrictSchema):
 
 
 def log_ignored(name: str) -> None:
-    """Log that requests contain something of this name that has no effect. Each name is logged once."""
+    """Log that requests contain something that has no effect. name: what it is. Each name is logged once."""
     if name in _named or len(_named) >= MAX_NAMED:
         return
     _named.add(name)

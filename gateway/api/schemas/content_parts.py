@@ -19,7 +19,7 @@ TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text", "summary_te
 SKIPPED_PARTS = ("redacted_thinking",)
 """Types of parts that are skipped, because their content is encrypted."""
 ROLES_OF_OTHERS = ("assistant", "tool", "function")
-"""Roles of messages that the caller did not write. An image or a file in one is replaced by a line of text."""
+"""Roles of messages that the caller did not write. An image or a file in such a message becomes a line of text."""
 
 
 class NoTextPart(ValueError):
@@ -30,9 +30,10 @@ class NoTextPart(ValueError):
 
 
 class NoTextBlock(InvalidRequest):
-    """The same error as NoTextPart, raised while pydantic chooses the class of a block.
+    """A block of a message has a type that this server does not read, such as image.
 
-    At that moment pydantic has no field of which it could report a ValueError.
+    Unlike NoTextPart it is no ValueError: it is raised while pydantic chooses the class of the block. At that moment
+    pydantic cannot report a ValueError as the error of a field.
     """
 
 
@@ -50,7 +51,7 @@ class TextPart(TypedDict):
 def read_text(value: Any) -> str:
     """Return a string unchanged, or the texts of a list of parts joined by newlines.
 
-    Raises ValueError for an empty list, and the errors of `read_content`.
+    Raises ValueError for an empty list or any other value, and NoTextPart for a part that is no text.
     """
     if value == []:
         raise ValueError("must be a string or a list of text parts")
@@ -64,7 +65,7 @@ def read_content(value: Any, role: str = "user") -> str | list[dict[str, str]]:
     """Return the content of a message as a text or as a list of text parts.
 
     None and a list without text become an empty text. role: role of the message. Raises ValueError for a value that is
-    no content, and NoTextPart as `text_of_part` does.
+    no content, and NoTextPart for a part that is no text, such as an image, in a message that the caller wrote.
     """
     if value is None or isinstance(value, str):
         return value or ""
@@ -163,7 +164,10 @@ def _shown_kind(kind: Any) -> str:
 
 
 def split_thinking(value: Any) -> tuple[Any, str]:
-    """Split a message's content. Return it without its reasoning parts, and the texts of these, joined by newlines."""
+    """Return (content, reasoning) of a message, given its content.
+
+    The first is the content without its reasoning parts; the second is the texts of these parts, joined by newlines.
+    """
     if not isinstance(value, list):
         return value, ""
     others = []

@@ -10,9 +10,9 @@ from gateway.admission.demand_checks import MAX_STOP_CHARS
 from outrider.wire.requests.params import MAX_LOGIT_BIAS, Range
 
 SEED = Range(-(2**63), 2**64 - 1)
-"""Allowed seeds. They may be negative, because OpenAI's seeds are signed."""
+"""Range of allowed seeds. They may be negative, because OpenAI's seeds are signed."""
 TOKEN_ID = "^(0|[1-9][0-9]{0,9})$"
-"""Pattern of a token id that is a key of `logit_bias`, written as a JSON number: 3, not 03."""
+"""Regular expression for a key of `logit_bias`: a token id without leading zeros, such as 3, not 03."""
 
 
 def read_strings(value: Any) -> list[str]:
@@ -26,7 +26,7 @@ def read_strings(value: Any) -> list[str]:
 
 
 def is_list_of(value: Any, kind: type) -> bool:
-    """Return whether `value` is a list whose items all have exactly the type `kind`. So true is not an int."""
+    """Return whether `value` is a list whose items all have exactly the type `kind`. True, for example, is no int."""
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
 

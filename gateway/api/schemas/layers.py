@@ -42,16 +42,19 @@ CHAT_FIELDS = (
     "stream",
     "control_tokens_in_content",
 )
-"""Fields that have the same name and meaning in a ChatBody."""
+"""Fields of a Layer that have the same name and meaning in a ChatBody, the body of /v1/chat/completions."""
 
 
 def chat_message(**fields: Any) -> MessageBody:
-    """Return a chat message with these fields. Raises InvalidRequest."""
+    """Return a chat message with these fields. Raises InvalidRequest for a field with a wrong name or type."""
     return parse_body(MessageBody, fields)
 
 
 class Layer(StrictSchema):
-    """Base class of a body for one output of one chat. For every field, null stands for the default."""
+    """Base class of the bodies of /v1/responses and /v1/messages, which are converted to a chat with one output.
+
+    For every field, null stands for the default.
+    """
 
     model: str | None = described(
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
@@ -87,10 +90,10 @@ class Layer(StrictSchema):
         output: OutputFormat | None,
         **others: Any,
     ) -> UncheckedRequest:
-        """Return the UncheckedRequest for one output to a chat of these messages. Raises InvalidRequest.
+        """Return the request, not yet tokenized, for one output to a chat of these messages. Raises InvalidRequest.
 
-        offer: tools that the model may call. names: names of fields in this body, for errors. output: format that the
-        output must have; None for any. others: further fields of a ChatBody.
+        offer: tools that the model may call. names: names of this body's fields, for error messages. output: format
+        that the output must have; None for any. others: values for further fields of the ChatBody.
         """
         if not messages:
             raise InvalidRequest(f"{names.prompt} is empty; give a message", param=names.prompt)

@@ -26,16 +26,18 @@ from gateway.confined.template_shape import Message
 from gateway.tools.offer import MAX_LISTED_TOOLS, Tool
 
 CONTINUES = ("prefix", "partial")
-"""Fields with which other servers are asked to continue a message. They are refused, with the fields to use here
-instead."""
+"""Fields by which clients ask other servers to continue a message. A request with one is refused; the error names the
+fields that ask this server for it."""
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""Names of the field for a message's reasoning, in this server's responses (first) and in those of other servers."""
+"""Names of the field with a message's reasoning: the first in this server's responses, the others in other servers'."""
 CUSTOM_INPUT = "input"
-"""Name of the only argument of the function that the model is offered instead of a custom tool."""
+"""Name of the only argument of the function that represents a custom tool in the prompt."""
 
 
 def written_arguments(value: Any) -> str:
-    """Return the arguments of a past tool call as text. Any text is accepted: a caller cannot correct an old output.
+    """Return the arguments of a past tool call as text.
+
+    A text is returned unchanged even if it is not JSON, because a caller cannot correct what a model wrote.
 
     Raises ValueError for a value that cannot be written as JSON.
     """
@@ -123,7 +125,7 @@ class MessageBody(LenientSchema):
         return read_content(value, info.data.get("role", "user"))
 
     def message(self) -> Message:
-        """Return the message in the form that `gateway.confined.templates` reads. The arguments of calls are texts."""
+        """Return the message in the form that `gateway.confined.templates` reads. Arguments of calls are JSON texts."""
         return self.model_dump(exclude_none=True)
 
 
@@ -169,14 +171,17 @@ class ToolBody(LenientSchema):
     function: FunctionBody
 
     def tool(self, index: int) -> Tool | None:
-        """Return the tool at `index` in the request's `tools`."""
+        """Return this tool in the gateway's own form.
+
+        index: place of the tool in the request's `tools`, which errors name.
+        """
         function = self.function
         place = f"tools[{index}].function.parameters"
         return Tool(function.name, function.description, function.parameters, function.strict, place)
 
 
 class LeftOutTool(LenientSchema):
-    """Base class of tools that only other servers can run. The model is not offered them; each type is logged once."""
+    """Base class of tools that only other servers can run. The model does not see them; each type is logged once."""
 
     type: str
 
@@ -189,7 +194,7 @@ class LeftOutTool(LenientSchema):
         return {"type": value["type"]}
 
     def tool(self, index: int) -> None:
-        """Return None, because the tool is not offered. The tool's type is logged once."""
+        """Return None, because the model does not see the tool."""
 
 
 def type_field(value: Any) -> Any:

@@ -95,7 +95,7 @@ def _name_of_function(value: Any) -> str | None:
 
 
 class CompletionBody(SharedFields):
-    """POST /v1/completions."""
+    """Body of POST /v1/completions."""
 
     prompt: Prompts = Field(
         description="a string, a list of strings, a list of token ids, or a list of such lists. Choice *i* of prompt "
@@ -133,16 +133,19 @@ class CompletionBody(SharedFields):
 
     @property
     def num_echoed_logprobs(self) -> int | None:
-        """Number of most likely tokens to return for each token of an echoed prompt.
+        """Number of most likely tokens to return, with log-probs, for each token of an echoed prompt.
 
-        None for no log-probs of the prompt.
+        None if the request has no `echo` or no `logprobs`: the prompt's tokens then have no log-probs.
         """
         if self.echo:
             return self.logprobs
         return None
 
     def unchecked_request(self, request_id: str) -> UncheckedRequest:
-        """Return the UncheckedRequest for these completions. Raises InvalidRequest."""
+        """Return the request, not yet tokenized, for these completions.
+
+        Raises InvalidRequest for fields that contradict each other.
+        """
         self._check_choices()
         max_tokens = DEFAULT_MAX_TOKENS
         if self.max_tokens is not None:
@@ -190,7 +193,7 @@ class CompletionBody(SharedFields):
 
 
 class ChatBody(SharedFields):
-    """POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
         description=f"at most {MAX_MESSAGES}; roles system, developer, user, assistant, tool, and those that the chat "
@@ -248,7 +251,10 @@ class ChatBody(SharedFields):
     )
 
     def unchecked_request(self, request_id: str) -> UncheckedRequest:
-        """Return the UncheckedRequest for the choices of this chat. Raises InvalidRequest."""
+        """Return the request, not yet tokenized, for the choices of this chat.
+
+        Raises InvalidRequest for fields that are too long or contradict each other.
+        """
         self._check_lengths()
         messages = tuple(message.message() for message in self.messages)
         variables = dict(self.chat_template_kwargs or {})

@@ -37,7 +37,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""OpenAI's, xAI's and vLLM's parameters for what is not offered, with values (besides null) that ask for nothing."""
+"""Parameters of OpenAI, xAI and vLLM that are not supported, with the values (besides null) that are accepted because
+they request nothing."""
 
 TODAY = {
     "guided_json": '"structured_outputs": {"json": ...}',
@@ -62,10 +63,10 @@ equivalent."""
 
 
 def without_former(value: Any) -> Any:
-    """Return a body without the parameters in TODAY that are null.
+    """Return a body without those parameters of TODAY whose value is null.
 
-    Raises InvalidRequest, which names the equivalent, for one that has a value. A value that is no object is returned
-    unchanged; pydantic refuses it.
+    Raises InvalidRequest, which names the equivalent, if a parameter of TODAY has another value. A JSON value that is
+    no object is returned unchanged; pydantic refuses it later.
     """
     if not isinstance(value, dict):
         return value
@@ -84,7 +85,7 @@ def _remedy(today: str | None) -> str:
 def other_parameters(neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Callable[[dict[str, Any]], None]:
     """Return the function for pydantic's `json_schema_extra` that adds these parameters to a body's JSON schema.
 
-    neutral: for each parameter that is not offered, the values (besides null) that are accepted. ignored: for each
+    neutral: for each parameter that is not supported, the values (besides null) that are accepted. ignored: for each
     parameter that has no effect, the reason.
     """
 
@@ -98,9 +99,10 @@ def other_parameters(neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str
 
 
 def without_others(value: Any, neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Any:
-    """Return a body without the parameters in `neutral` and `ignored`; see `other_parameters`.
+    """Return a body without the parameters in `neutral` and `ignored`. A JSON value that is no object stays unchanged.
 
-    Raises InvalidRequest if a parameter in `neutral` has a value that is not accepted.
+    neutral: for each parameter that is not supported, the values (besides null) that are accepted; for any other value
+    InvalidRequest is raised. ignored: for each parameter that has no effect, the reason.
     """
     if not isinstance(value, dict):
         return value

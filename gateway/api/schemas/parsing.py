@@ -18,10 +18,10 @@ Body = TypeVar("Body", bound=BaseModel)
 def parse_body(cls: type[Body], data: Any, models: Callable[[], Iterable[ServedFacts]] = tuple) -> Body:
     """Parse a JSON value as a body of the class `cls`, and return the body.
 
-    models: returns the served models. If the body names one whose part for images is not loaded, an error about an
-    image mentions that.
+    models: function that returns the served models. If a message has an image, and the model could read images but its
+    part for them is not loaded, the error mentions that.
 
-    Raises InvalidRequest, which names the first parameter that is unknown, not offered, or of the wrong type.
+    Raises InvalidRequest, which names the first parameter that is unknown, not supported, or of the wrong type.
     """
     try:
         return cls.model_validate(data)

@@ -65,7 +65,7 @@ class StreamOptions(StrictSchema):
 
 
 class SharedFields(StrictSchema):
-    """Base class of the bodies of both endpoints. For every field, null stands for the default."""
+    """Base class of the bodies of /v1/completions and /v1/chat/completions. null for a field means its default."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(NEUTRAL, IGNORED))
 
@@ -215,7 +215,7 @@ class SharedFields(StrictSchema):
 
     @property
     def num_choices(self) -> int:
-        """Number of choices for each prompt, as the request's `n` has it. A number out of range is refused later."""
+        """Number of choices for each prompt: the request's `n`, or 1. A number out of range is refused later."""
         if self.n is None:
             return 1
         return self.n

@@ -48,7 +48,7 @@ class SpeculationBody(StrictSchema):
 
     @property
     def has_kinds(self) -> bool:
-        """Whether the response contains the kind of each output token. If rounds are explained, it always does."""
+        """Whether the response contains the kind of each output token: with `token_kinds` or `explain`."""
         return bool(self.token_kinds or self.explain)
 
     @property
@@ -57,9 +57,9 @@ class SpeculationBody(StrictSchema):
         return self.metrics == "detailed"
 
     def options(self) -> SpeculationOptions:
-        """Return the options in the form that the gateway uses.
+        """Return the fields converted to the gateway's SpeculationOptions.
 
-        Raises InvalidRequest for an invalid text, such as a tree "4x".
+        Raises InvalidRequest for a text that cannot be parsed, such as a tree "4x".
         """
         kind, topk = self._read_draft_logprobs()
         return SpeculationOptions(

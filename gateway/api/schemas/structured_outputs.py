@@ -30,7 +30,7 @@ class ResponseFormatBody(StrictSchema):
     def output(self) -> OutputFormat | None:
         """Return the format that the output must have; None for any text.
 
-        Raises InvalidRequest if `type` is json_schema without `json_schema`, or another type with it.
+        Raises InvalidRequest if `type` is json_schema without the field `json_schema`, or another type with this field.
         """
         if (self.type == "json_schema") is (self.json_schema is None):
             text = f"response_format has type {self.type} and {'no ' * (self.json_schema is None)}json_schema"

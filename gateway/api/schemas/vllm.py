@@ -20,14 +20,14 @@ TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "mm_processor_kwargs": (),
 }
-"""Parameters of vLLM's /tokenize that are not offered, with the values (besides null) that are accepted because they
+"""Parameters of vLLM's /tokenize that are not supported, with the values (besides null) that are accepted because they
 request nothing."""
 MAX_TOKENS = 1 << 18
 """Maximal number of tokens in one /detokenize request: about 2 MB of JSON, which takes 10 ms to parse."""
 
 
 class TokenizeBody(StrictSchema):
-    """POST /tokenize: of a text, or of a chat."""
+    """Body of POST /tokenize. It has either a text (`prompt`) or a chat (`messages`)."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(TOKENIZE_NEUTRAL, {}))
 
@@ -55,7 +55,10 @@ class TokenizeBody(StrictSchema):
         return without_others(value, TOKENIZE_NEUTRAL, {})
 
     def unchecked_request(self, request_id: str) -> UncheckedRequest:
-        """Return the UncheckedRequest whose chat is tokenized, for a body with `messages`. Raises InvalidRequest."""
+        """Return a request with the chat to tokenize. The body must have `messages`.
+
+        Raises InvalidRequest.
+        """
         if self.add_special_tokens:
             text = "add_special_tokens is true, and a chat has those that its template writes; leave it out"
             raise InvalidRequest(text, param="add_special_tokens")
@@ -76,7 +79,7 @@ class TokenizeBody(StrictSchema):
 
 
 class DetokenizeBody(StrictSchema):
-    """POST /detokenize."""
+    """Body of POST /detokenize."""
 
     model: str | None = described("as chat's. Default: the only one")
     tokens: Annotated[list[int], Field(max_length=MAX_TOKENS, fail_fast=True)] = Field(

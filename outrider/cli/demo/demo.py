@@ -124,10 +124,10 @@ def _speed(measured: Measurement) -> str:
 
 def report(shown: Sequence[DemoPart], measured: Sequence[Measurement], comparison: Comparison) -> None:
     """Print a table of the ways to draft, an explanation of those that do not pay on this machine, and whether every
-    output is the target's own.
+    output is that of the target alone.
 
-    shown, measured: the ways to draft and their measurements, in the same order. comparison: of all outputs with those
-    of transformers.
+    shown, measured: the ways to draft and their measurements, in the same order. comparison: result of
+    comparing all outputs with those of transformers.
     """
     console = answer_console()
     answers = _answers_of(measured)

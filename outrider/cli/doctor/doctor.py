@@ -99,7 +99,7 @@ def findings_of(
 
     task: target, drafts, device and dtype, in the form that `outrider.engine.checkup` reads. tables: labels of the
     drafters without a model. console: where the findings are printed; on a terminal a spinner is drawn below them.
-    no_models: finding to yield instead of the pair's if there is no target; None = there is one.
+    no_models: the only finding on the pair, if there is no target to check; None = there is a target.
     """
     has_engine = True
     for finding in checks(host, port, grpc_port, min(1, len(task["drafts"]))):  # each draft is checked by itself

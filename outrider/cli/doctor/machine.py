@@ -32,10 +32,9 @@ WITHOUT: dict[str, tuple[State, str]] = {
     "trace": ("ok", "no trace_endpoint"),
     "tune": ("ok", "no `--png` of `outrider tune`"),
 }
-"""What a missing library means, by the extra of the package that it belongs to: (state of the finding, what does not
-work then)."""
+"""For each extra of the package: (state of the finding if one of its libraries is missing, what does not work then)."""
 RAY_STORE_BYTES = 100 << 20
-"""Bytes of shared memory that `outrider up` gives to Ray's object store."""
+"""Number of bytes of shared memory that `outrider up` gives to Ray's object store."""
 OWN_FILES = 256
 """Approximate number of files that a gateway has open in addition to its users' connections."""
 SPARE_DISK_BYTES = 1 << 30

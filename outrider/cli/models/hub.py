@@ -69,7 +69,9 @@ def pull(model: str, revision: str, to: Path | None) -> Path:
 
 def find(model: str, revision: str, to: Path | None) -> Path:
     """Return the folder of a model that was fetched before, or for the hub id of a GGUF file the file's path. The
-    network is not used. For the arguments see `pull`.
+    network is not used.
+
+    model: hub id. revision: branch, tag or commit. to: folder that has the files; None = the hub's cache.
 
     Raises ConfigError with the names of missing files.
     """
@@ -106,7 +108,7 @@ def find(model: str, revision: str, to: Path | None) -> Path:
 
 
 def remove_unfinished() -> None:
-    """Remove the incomplete files that this process is fetching; huggingface_hub would start each anew anyway. Does
+    """Remove the incomplete files that this process is fetching; huggingface_hub would not continue them. Does
     nothing on systems without /proc.
     """
     descriptors = Path("/proc/self/fd")

@@ -62,7 +62,7 @@ class ScrapeInterval:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was only one scrape so far, so that there are no rates yet."""
+        """Whether there was only one scrape so far. Rates need two."""
         return self.after.at_s <= self.before.at_s
 
     def increase(self, name: str, **labels: str) -> float | None:
@@ -89,8 +89,8 @@ class ScrapeInterval:
 
     def quantile(self, share: float, name: str, **labels: str) -> float | None:
         """Return a quantile of the values that a histogram observed between the scrapes; share: 0 to 1. It is computed
-        as by PromQL's histogram_quantile: linearly within a bucket. In the last bucket, which has no upper bound, it is
-        the lower bound.
+        as in PromQL's histogram_quantile: by linear interpolation in a bucket. In the last bucket, which has no
+        upper bound, the result is the lower bound.
         """
         texts = {float(found["le"]): found["le"] for found, _ in self.after.find(f"{name}_bucket", **labels)}
         counts = dict[float, float]()  # observations up to each bound

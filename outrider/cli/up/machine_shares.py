@@ -84,10 +84,10 @@ def _is_set(setting: str, config: SystemConfig) -> bool:
 
 
 def with_own_ports(config: GatewayConfig, index: int, num_gateways: int) -> GatewayConfig:
-    """Return the settings of the gateway with an index, with ports that no other gateway of the system has. A port of 0
-    stays 0.
+    """Return the settings of gateway number `index` (from 0), with ports that no other gateway of the system has.
 
-    Raises ConfigError if a port would be too large.
+    config: settings that all gateways share. A port of 0, which stands for any free port, stays 0. Raises ConfigError
+    if a port would be too large.
     """
     # ports 8000 and 8001, two gateways: the second has 8002 and 8003
     ports = {"port": config.port, "grpc_port": config.grpc_port}

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 STEADY_S = 30.0
-"""Seconds for which a part must have been ready so that its end counts as an accident. If it ends sooner, which is
-called a short life, it may end so every time."""
+"""Seconds for which a part must have been ready so that its end counts as an accident. A part that ends sooner had a
+short life. It may have a fault that ends it every time."""
 DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds to wait before a part is started again, by the number of short lives in a row. After more than these it is
-not started again."""
+"""DELAYS_S[i]: seconds to wait before a part is started again, if it had i + 1 short lives in a row. If it had more
+short lives than there are delays, it is not started again."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Restarts:
     start: Callable[[], object]
     """Function that starts the part, and returns before the part is ready."""
     num_short: int = 0
-    """Number of short lives in a row (see STEADY_S)."""
+    """Number of lives in a row that were shorter than STEADY_S. The end of a longer life sets it to 1."""
     due_at_s: float | None = None
     """Time of the next start; None = the part runs, or it will not be started again."""
     _ready_at_s: float | None = None

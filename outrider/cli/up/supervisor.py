@@ -123,7 +123,7 @@ class Supervisor:
     def start(self, reporter: Reporter, *, needs_drafts: bool = True) -> Endpoints:
         """Start all parts of the system. Return their addresses once a request would be served.
 
-        needs_drafts: whether the start fails if a draft cannot start or the gateway does not use it; False = the system
+        needs_drafts: True = the start fails if a draft cannot start or the gateway does not use it; False = the system
         then runs without that draft. Raises OutriderError if a part fails, and StopRequested after a stop.
         """
         self._reporter = reporter

@@ -233,10 +233,11 @@ def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
 
 
 def log_to(console: Console, verbose: bool, stop: StopFlag) -> Any:
-    """Return a function that prints lines of the parts' logs: all lines if `verbose`, otherwise only faults and the
-    like.
+    """Return a function that prints lines of the parts' logs. It gets the part's name and the line.
 
-    Once a stop is requested, faults are left out, because parts then report each other's end as a fault.
+    verbose: whether it prints all lines. Otherwise it prints only faults, workers that are back after a fault, and
+    pools that grow or shrink. Once a stop is requested it prints none of these, because parts then report each other's
+    end as a fault.
     """
     style = None
     if verbose:

@@ -28,9 +28,11 @@ class VllmFlag:
     num_values: str = "one"
     """Number of values of the flag: "none", "one" or "several". Each of several values becomes a flag of its own."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """Our word for each value of the flag. An empty word = the flag is dropped, since Outrider does so anyway."""
+    """Outrider's value for each of vLLM's values. Empty = the flag is dropped, since Outrider always works in that way.
+    """
     convert: Callable[[str], str] | None = None
-    """Function that converts a value of the flag to ours, or raises ValueError; None = values stay as they are."""
+    """Function that converts a value of the flag to Outrider's value, or raises ValueError; None = values are not
+    converted."""
     note: str = ""
     """Note that is printed if the flag is given; empty = none."""
     refused: str = ""
@@ -205,7 +207,7 @@ SHORT = {
     "-sc": "--speculative-config",
     "-asc": "--api-server-count",
 }
-"""vLLM's long name of each of its short flags."""
+"""Long name of each of vLLM's short flags, by the short flag."""
 _OPTIMIZATION = re.compile(r"^-O(?=\d)")
 """Matches the flag in vLLM's -O3, where flag and value are one word."""
 _SPECULATION = "--speculative-config"
@@ -236,7 +238,7 @@ class _Translation:
 
     def __init__(self, remaining: list[str]) -> None:
         self.remaining = remaining
-        """Words that are not translated yet."""
+        """Words of the command line that are not translated yet."""
         self._our_flags = list[str]()
         self._notes = list[str]()
         self._refused = list[str]()

@@ -51,7 +51,10 @@ class CompletionChoice(_Choice):
 
 
 class Completion(_Whole):
-    """Also a chunk of a stream. Then `finish_reason` is null, except in a choice's last chunk."""
+    """A whole response of /v1/completions, or a chunk of its stream.
+
+    In a chunk the `finish_reason` of a choice is null, unless it is the choice's last chunk.
+    """
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]

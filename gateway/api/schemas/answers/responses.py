@@ -82,7 +82,7 @@ class ResponseError(AnswerModel):
 
 
 class Response(AnswerModel):
-    """Fields of the request are returned with the values that the server used."""
+    """A response of /v1/responses. It repeats fields of the request, with the values that the server used."""
 
     id: str
     object: Literal["response"]

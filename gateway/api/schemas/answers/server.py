@@ -18,7 +18,7 @@ class Model(AnswerModel):
     vocab_size: int
     draft: str | None
     drafter: str | None
-    """Drafter of requests that name none; null if they run without drafts."""
+    """Drafter for requests that name none; null if such requests run without drafts."""
     drafters: list[str]
     """Drafters that a request may name."""
     text_only: bool
@@ -29,10 +29,10 @@ class Model(AnswerModel):
     sampling_defaults: dict[str, float]
     """The checkpoint's values of sampling parameters, used for requests that do not set them."""
     type: Literal["model"]
-    """Field that Anthropic's clients read, as are `display_name` and `created_at`."""
+    """Always "model". Only Anthropic's clients read this field, `display_name` and `created_at`."""
     display_name: str
     created_at: str
-    """Time of `created`, as ISO 8601."""
+    """The same time as `created`, written as in ISO 8601."""
 
 
 class ModelList(AnswerModel):
@@ -75,7 +75,7 @@ class Tokenized(AnswerModel):
 
 
 class TokenizerInfo(BaseModel):
-    """Also has the tokenizer's other special tokens, by their names."""
+    """Response of /tokenizer_info. Each further special token of the tokenizer is a field with the token's name."""
 
     model_config = ConfigDict(extra="allow")
 

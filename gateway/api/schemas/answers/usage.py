@@ -30,7 +30,7 @@ class SpeculationUsage(AnswerModel):
     num_overrun_tokens: int
     """Number of accepted draft tokens that are not in the output, because it ended before them."""
     mean_emitted_length: float | None
-    """Mean number of output tokens of a round; null without rounds."""
+    """Mean number of output tokens that a round added; null if there were no rounds."""
     seed: int | None
     seeds: list[int] = Field(description="Of each prompt.")
     lenience: float | None = Field(description="null = the output has exactly the target's distribution.")
@@ -54,7 +54,10 @@ class UsageSoFar(AnswerModel):
 
 
 class SpeculativeDecoding(AnswerModel):
-    """As in vLLM. Rounds are steps with draft tokens; bonus tokens are in none of the counts."""
+    """Metrics of a response's rounds, which are the steps with draft tokens. The fields are those of vLLM.
+
+    Bonus tokens are in none of the counts.
+    """
 
     mean_acceptance_length: float = Field(description="1 + accepted over rounds.")
     draft_acceptance_rate: float = Field(description="Accepted over drafted; 0 where nothing was drafted.")
