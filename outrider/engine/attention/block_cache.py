@@ -66,7 +66,8 @@ class BlockLayer(CacheLayerMixin):
     """
 
     plan: Any = None
-    """Plan of the running forward, which the cache sets; None in a forward that keeps nothing."""
+    """Plan of the running forward, which `BlockCache.begin` sets. None in a forward whose keys and values are not
+    kept."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         """num_blocks: number of blocks without the trash block. block_size: number of tokens in a block."""
@@ -82,7 +83,9 @@ class BlockLayer(CacheLayerMixin):
         return [*own, *self.more.values()]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the storages of keys and values, with the shapes of states [B, H, q, D]. Called by `update`."""
+        """Allocate the storages of keys and values for states like these, [B, H, q, D]: with their H, D, dtype and
+        device. Called by `update`.
+        """
         self.keys = self._new_storage(key_states)
         self.values = self._new_storage(value_states)
         self.is_initialized = True
