@@ -36,7 +36,8 @@ file."""
 def check_folder(folder: Path) -> None:
     """Raise ConfigError unless a model folder has a configuration, a tokenizer and weights as safetensors.
 
-    The message names the first file that is missing. A folder with an adapter is refused, as by `check_no_adapter`.
+    The message names the first file that is missing. A folder with an adapter is refused, too, since adapters are not
+    applied.
     """
     check_no_adapter(str(folder))
     if _file_in(folder, CONFIG) is None:
@@ -116,8 +117,8 @@ def weight_map(model: str) -> dict[str, Path] | None:
 
 
 def config_name(model: str) -> str:
-    """Return how errors name the file with the configuration: "the config.json of MODEL", or "the header of MODEL" for
-    GGUF.
+    """Return the name, in errors, of the file with the configuration: "the config.json of MODEL", or "the header of
+    MODEL" for GGUF.
     """
     if is_gguf(model):
         return f"the header of {model}"
@@ -127,7 +128,8 @@ def config_name(model: str) -> str:
 def read_model_json(model: str, name: str) -> dict[str, Any] | None:
     """Return the JSON object in the file `name` of a folder or hub id; None if it has no such file.
 
-    Raises ConfigError for a file that is too large or is not a JSON object, and as `model_file` does.
+    Raises ConfigError for a file that is too large or is not a JSON object, for a link that leads out of the folder,
+    and for a hub id of which nothing can be fetched.
     """
     path = model_file(model, name)
     if path is None:
@@ -207,7 +209,8 @@ def read_file(path: Path) -> bytes:
 def read_optional(model: str, name: str) -> bytes:
     """Return the content of the file `name` of a folder or hub id; empty if it has no such file.
 
-    Raises ConfigError as `model_file` and `read_file` do.
+    Raises ConfigError for a file that cannot be read or is too large, for a link that leads out of the folder, and for
+    a hub id of which nothing can be fetched.
     """
     path = model_file(model, name)
     if path is None:
