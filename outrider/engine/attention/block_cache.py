@@ -32,8 +32,8 @@ def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int 
     """Return the sliding window and the chunk size of layer `index`, each a number of keys; None = the layer has no
     such limit.
 
-    They hold for classes whose attention leaves these limits to the mask. Other classes pass their limits to the
-    attention function, and those take precedence.
+    These values hold for classes that apply the limits in the mask. Other classes pass limits to the attention
+    function; those take precedence.
     """
     kind = "sliding_attention"  # the type of all layers where a configuration lists none and has a window
     layer_types = declared(config, "layer_types")
@@ -125,8 +125,8 @@ class BlockLayer(CacheLayerMixin):
                 storage[destination].copy_(storage[source])
 
     def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
-        """Move tokens within all storages. sources, destinations: storage indices, [N] int64 on the storages'
-        device.
+        """Move tokens within all storages. sources, destinations: storage indices (block * block_size + offset), [N]
+        int64 on the storages' device.
         """
         for storage in self.storages:
             flat = storage.flatten(0, 1)  # [tokens, H, D], a view
@@ -156,7 +156,9 @@ class BlockCache(Cache):
             layer.copy_blocks(copies)
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
-        """Move tokens between storage indices in all layers. device: the storages' device."""
+        """Move tokens from `sources` to `destinations` in all layers; both are storage indices (block * block_size +
+        offset). device: the storages' device.
+        """
         read, written = to_device(np.array([sources, destinations], dtype=np.int64), device)  # [N] each
         for layer in self.layers:
             layer.move_tokens(read, written)

@@ -26,8 +26,8 @@ from outrider.engine.step_plan import Row
 
 
 class PagedPath:
-    """Attention path that runs transformers' modules over packed rows. Implements `ForwardPath`, `TreePath` and
-    `FeaturePath`.
+    """Attention path that runs transformers' modules over packed rows: the new tokens of all rows are concatenated,
+    without padding. Implements `ForwardPath`, `TreePath` and `FeaturePath`.
     """
 
     name = "paged"

@@ -34,8 +34,8 @@ COLUMNS_ALIGNED = 16
 """Number to a multiple of which the row length of a mask in memory is padded. Torch copies a mask for each layer if its
 row length is not a multiple of 8."""
 TOGETHER_WIDTH = 16
-"""Maximum number of new tokens of a slot whose attention is computed in one call together with other slots'. A slot
-with more is in prefill and gets a call of its own."""
+"""Maximum number of new tokens of a slot whose attention is computed in one call together with other slots. A slot with
+more new tokens is in prefill and gets a call of its own."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,9 @@ from outrider.engine.step_plan import Row, check_ids, has_trees
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """One row of a forward: its place among the packed tokens, and its blocks."""
+    """One row of a forward: its place among the packed tokens (the concatenated new tokens of all rows), and its
+    blocks.
+    """
 
     start: int
     """Index of the row's first new token among the T packed tokens."""

@@ -96,8 +96,8 @@ class StaticPlan:
         )
         """The plan's buffers on the device, which `load` fills."""
         self.logits_at = self.inputs["logits_at"]
-        """Indices of the tokens whose logits the rows request, [T] int64. Only the first entries are valid; `load`
-        returns their number."""
+        """Indices of the tokens whose logits the rows request, [T] int64, where T = num_rows * width. Only the first
+        entries are valid; `load` returns their number."""
         self.plan = PagedPlan(
             input_ids=self.inputs["ids"][None],
             position_ids=self.inputs["positions"][None],

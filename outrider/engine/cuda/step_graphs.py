@@ -113,8 +113,8 @@ def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | 
     """Return the shape with the fewest tokens that is large enough for the rows; None if there is none or its padding
     costs more than an eager step.
 
-    A row is padded with tokens of its own, so no shape may be wider than the shortest row. Padding costs too much if it
-    more than doubles the number of tokens and there are more than FREE_TOKENS.
+    A row is padded with cached tokens of its own, so no shape may be wider than the row with the fewest tokens. Padding
+    costs too much if it more than doubles the number of tokens and there are more than FREE_TOKENS.
     """
     if not rows:
         return None

@@ -26,7 +26,7 @@ file."""
 
 @dataclass(frozen=True, slots=True)
 class EndTokens:
-    """Token ids that end an output, by the files of a model."""
+    """Token ids that end an output, according to the files of a model."""
 
     ids: tuple[int, ...]
     """All end ids that any of the files names."""
@@ -157,7 +157,7 @@ def decoder_start_of(config: PreTrainedConfig, generation: GenerationConfig | No
     """Return the token ids with which every output of an encoder-decoder model begins; empty for other models.
 
     The first id starts the decoder. A second follows if the generation settings force it (`forced_bos_token_id`).
-    Raises ConfigError if neither configuration names the first.
+    Raises ConfigError if neither `config` nor `generation` names the first id.
     """
     if not config.is_encoder_decoder:
         return ()

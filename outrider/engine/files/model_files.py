@@ -29,8 +29,8 @@ MAX_OTHER_BYTES = 8 << 20
 """Maximum size in bytes of other files that are read whole. Orpheus 3B's tokenizer_config.json has 5 MiB."""
 
 MAX_QUOTED = 400
-"""Maximum length in bytes of another library's error that is quoted in one of ours, since it may contain much of a
-file."""
+"""Maximum length in bytes of another library's error where one of our errors quotes it. The rest is cut off, since it
+may contain much of a file."""
 
 
 def check_folder(folder: Path) -> None:
@@ -154,7 +154,7 @@ def model_file(model: str, name: str) -> Path | None:
 def gguf_path(model: str) -> Path | None:
     """Return the path of the GGUF file that the setting `model` names; it is fetched from the hub if it is not local.
 
-    Returns None for a folder or for a hub id of a repository. Raises ConfigError if there is no such file.
+    Returns None if `model` is a folder or the hub id of a repository. Raises ConfigError if there is no such file.
     """
     if not is_gguf(model):
         return None

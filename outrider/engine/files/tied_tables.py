@@ -18,8 +18,8 @@ from outrider.wire.errors import ConfigError
 TIES = ("tie_word_embeddings", "tie_embedding")
 """Fields of config.json that state whether embedding and output projection are one tensor. The second is LFM2's."""
 IN_LAYER = re.compile(r"(^|\.)(layers\.\d+|mtp)\.")
-"""Pattern of names of tensors inside a layer. They are not taken for the model's embedding, of which MTP heads in a
-checkpoint have copies there."""
+"""Pattern of names of tensors inside a layer. The model's embedding is not searched among them, since the MTP heads of
+a checkpoint have copies of it there."""
 
 
 def check_tied_names(model: str, network: PreTrainedModel, stored: Iterable[str]) -> None:

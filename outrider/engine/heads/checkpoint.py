@@ -21,11 +21,11 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import INDEX_FILE, SAFETENSORS_FILES, is_gguf
 
 EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
-"""Endings by which the input embedding is recognised among the tensor names of a target's checkpoint. A dot is put
-before a name before it is compared."""
+"""Endings by which the input embedding is recognised among the tensor names of a target's checkpoint. Names are
+compared with a dot put in front."""
 PROJECTIONS = (".lm_head.weight", ".embed_out.weight")
-"""Endings by which the lm_head is recognised among the tensor names of a target's checkpoint. A dot is put before a
-name before it is compared."""
+"""Endings by which the lm_head is recognised among the tensor names of a target's checkpoint. Names are compared with a
+dot put in front."""
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 """Names of the pickle files in which a head's weights may be stored, tried in this order."""
 

@@ -43,7 +43,8 @@ EXACT = re.compile(r"\.e_score_correction_bias$")
 """Pattern of names of tensors that keep their own dtype, as in transformers: a lower precision would change the routing
 to experts."""
 TEST_CONTEXT = 64
-"""Maximum length of a text in the self-test, in tokens; a block may be appended to it."""
+"""Maximum length in tokens of a text in the self-test of heads. For a head that fills blocks, a block is appended to
+it."""
 AnyHeadPath = HeadPath | FusedHeadPath
 
 

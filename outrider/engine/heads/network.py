@@ -101,8 +101,9 @@ class HeadNetwork(PreTrainedModel):
     _supports_attention_backend = True
     _supports_sdpa = True
     lag: ClassVar[int] = 1
-    """1 in a `CarryHead`: the cache entry of a token is computed from the feature of the token before. 0 in a
-    `BlockHead`: the cache entry of a token is computed from the token's own feature."""
+    """Number of tokens by which a cache entry is ahead of the feature that it is computed from. 1 in a `CarryHead`: a
+    token's entry is computed from the feature of the token before. 0 in a `BlockHead`: it is computed from the token's
+    own feature."""
     facts: Any
     """Configuration of the network (a subclass of `HeadFacts`). It may be replaced by one that needs the same tensors;
     this takes effect at the next forward."""

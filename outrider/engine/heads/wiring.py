@@ -43,10 +43,11 @@ second is what it means for the work of the next few weeks.
 MAX_TOKENS = 128
 """Maximum length of the test's text, in tokens."""
 MAX_PROBE_TAPS = 16
-"""Maximum number of hidden states of a text that a target sends in one reply: 34 MB at a width of 8192."""
+"""Maximum number of taps whose hidden states, over the test's text, a target sends in one reply. At a width of 8192
+they take 34 MB."""
 MIN_SCORE = -20.0
-"""Smallest log-probability that a token scores. A token with a smaller one, or without a row in the lm_head, scores
-this."""
+"""Lower limit of the log-probabilities in the test. A smaller one, and that of a token without a row in the lm_head,
+counts as this."""
 MIN_LEAD = 3.0
 """Smallest difference of two mean scores, in standard errors, that counts as more than chance. It is applied to two
 ways to wire a head, and to a head's scores at the right and at other positions."""
@@ -72,7 +73,7 @@ class Wiring:
     """[P] log-probabilities that the head gives to the target's most likely token, one for each of P positions."""
     shifted_scores: Tensor
     """[P] log-probabilities that the head gives, at each position, to the target's most likely token at the position
-    half the text away. A head that predicts nothing scores no better in `scores`."""
+    half the text away. They are the baseline of `scores`."""
     agreement: float
     """Fraction of positions at which the head's most likely token is the target's."""
 

@@ -17,8 +17,8 @@ def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
     """Test a model with the KV cache of transformers: feed several tokens at once after a prefill, as verifying draft
     tokens does, and compare the logits with those without a cache.
 
-    Returns a clause for an error that says what is wrong; None if the logits agree. The sequence is short and repeats a
-    few token ids, for classes that choose among keys: the scores of the keys are then equal.
+    Returns a clause for an error that says what is wrong; None if the logits agree. The sequence repeats a few token
+    ids, so that classes that select keys by their scores are also tested with keys of equal scores.
     """
     generator = random.Random(3)
     few = random_ids(generator, facts.vocab_size, 8)

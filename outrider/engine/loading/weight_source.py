@@ -102,7 +102,7 @@ class WeightSource:
         return "auto"
 
     def check_memory(self, settings: WorkerConfig, network: PreTrainedModel, device: torch.device) -> None:
-        """If weights are to be unpacked, log the memory that they take.
+        """If weights are to be unpacked, log the memory that they take; otherwise do nothing.
 
         Raises ConfigError if the device has less memory, or if the settings forbid unpacking.
         """

@@ -46,7 +46,7 @@ class MessageConnection:
         self._connection = connection
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Set the maximum time in seconds that each part of a message may take, sent or received."""
+        """Set the maximum time in seconds for sending a message, and for each wait for data of a message."""
         self._connection.settimeout(timeout_s)
 
     def send(self, message: bytes) -> None:
