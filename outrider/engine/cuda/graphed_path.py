@@ -44,7 +44,7 @@ class GraphedPath:
         widths: Sequence[int] = WIDTHS,
     ) -> None:
         """paged: a path with an attention backend that reads nothing but a plan's tensors. vocab_size: number of logits
-        at a position. maker: captures the graphs. widths: as `WIDTHS`.
+        at a position. maker: captures the graphs. widths: numbers of tokens per row that are captured.
         """
         self._paged = paged
         self._maker = maker

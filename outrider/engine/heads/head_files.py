@@ -79,7 +79,8 @@ class HeadReader(Keys):
         be served: quantised or with numbers that are not finite.
 
         `names`: pairs of a pattern for the start of a tensor name in the files and its replacement; the first match
-        counts. `prefix`: start of the names of the tensors to read, which is cut off first. `parts`: as for `Keys`.
+        counts. `prefix`: start of the names of the tensors to read, which is cut off first. `parts`: names of
+        objects in config.json in which keys are looked up as well.
         """
         super().__init__(files, *parts)
         self.target = target
