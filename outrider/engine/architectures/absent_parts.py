@@ -18,14 +18,17 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from outrider.wire.errors import ConfigError
 
 UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")}
-"""Names of submodules that never run for text, by the class of the module that contains them, which does."""
+"""Names of submodules that never run for text, by the class of the module that contains them. That module itself does
+run for text."""
 READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
-"""Names of submodules other than the decoder that run for text, by the class of the module that contains them: they
-embed special ids."""
+"""Names of submodules other than the decoder that run for text, since they embed special token ids, by the class of the
+module that contains them."""
 
 
 class AbsentPart(nn.Module):
-    """Placeholder for a part that is left out. Some classes read the part's device and dtype even for text."""
+    """Placeholder for a part of a model that is not loaded, such as an image encoder. It has a device and a dtype,
+    since some classes read them even for text.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,10 +51,9 @@ class AbsentPart(nn.Module):
 
 @functools.cache
 def stand_in_for_timm() -> None:
-    """Register an empty class in place of the towers of the timm library, in this process. The towers are left out
-    afterwards.
-
-    The library may be missing, and it downloads from a hub what a configuration names.
+    """Register, in this process, an empty class in place of the image encoders of the timm library. A network that
+    contains one can then be built without timm, and nothing is downloaded that its configuration names. `leave_out`
+    replaces the empty encoders afterwards.
     """
     for model_type, class_name in MODEL_MAPPING_NAMES.items():
         if class_name == "TimmWrapperModel":
@@ -70,8 +72,8 @@ def stand_in_for_timm() -> None:
 def leave_out(network: PreTrainedModel) -> list[str]:
     """Replace the modules that never run for text by `AbsentPart`, in place. Return the names of the replaced modules.
 
-    For text run the decoder, the embedding, the lm_head, and the modules that contain them. Raises ConfigError for a
-    network without an lm_head.
+    The decoder, the embedding, the lm_head, and the modules that contain them run for text and stay. Raises ConfigError
+    for a network without an lm_head.
     """
     head = network.get_output_embeddings() or _decoder_head(network)
     decoder = network.get_decoder()

@@ -25,20 +25,21 @@ DEFAULT_CONTEXT = 2048
 MAX_CONTEXT = 1 << 24
 """Largest context limit that is accepted, in tokens. The longest published context is 10 million, Llama 4 Scout's."""
 STRETCHING = ("linear", "yarn", "longrope")
-"""Types of rope scaling that apply to every position up to the unscaled length times the factor. Llama 3's type has a
-factor, too, but its files state the length that was trained, which for Llama 3.2 is shorter than that product."""
+"""Types of rope scaling whose context length is the unscaled length times the factor. Llama 3's type is not among them.
+It has a factor, too, but its files state the trained length, which for Llama 3.2 is shorter than that product."""
 DYNAMIC = "dynamic"
 """Type of rope scaling whose frequencies are computed anew for each length above the stated one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatedContext:
-    """Context length that a configuration states, without and with its rope scaling."""
+    """Context length that a configuration states, and the context length that follows from it and the rope scaling."""
 
     stated: int | None
-    """Context length in tokens that the file states; None if it has no such number."""
+    """Context length in tokens that the file states, in some files already after the rope scaling. None if it states
+    none."""
     stretched: int | None
-    """Context length in tokens after the rope scaling; None if `stated` is None."""
+    """Context length in tokens after the rope scaling, equal to `stated` without one; None if `stated` is None."""
     scaling: str
     """Description of the rope scaling, for messages; empty if there is none."""
     is_dynamic: bool
@@ -82,10 +83,10 @@ def _reason(context: StatedContext) -> str:
 
 
 def stated_context(config: PreTrainedConfig) -> StatedContext:
-    """Return the context length that a configuration states, without and with its rope scaling.
+    """Return the context length that a configuration states, and the one that follows from it and the rope scaling.
 
-    If layer types have scalings of their own, the smallest one is used: Gemma 3's files state the length to which the
-    scaling of its full layers has stretched it already.
+    If layer types have scalings of their own, the smallest length is used, since Gemma 3's files state a length that
+    already includes the scaling of its full-attention layers.
     """
     text = config.get_text_config(decoder=True)
     stated = _stated_length(text)

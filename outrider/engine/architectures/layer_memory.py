@@ -20,7 +20,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from outrider.engine.errors import PathUnavailable
 
 RUNNING_STATE = "a running state that is not served yet"
-"""How messages name a state of a whole sequence."""
+"""Name, in messages, of a state that stands for a whole sequence and is not served."""
 
 Width = Callable[[PreTrainedConfig], int]
 """Function from a layer's configuration to the number of numbers that the layer keeps for a token."""
@@ -55,28 +55,29 @@ def _no_width(text: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """What the layers of one type keep between steps, and what follows from it for the rows of a forward."""
+    """What the layers of one type keep between steps, and what this allows for the rows of a forward."""
 
     kept_states: str
-    """What is kept, as the object of "keep" in messages."""
+    """What is kept, worded to follow "keep" in messages."""
     width: Width = _attention_width
-    """Function that returns roughly how many numbers a layer keeps for a token. A path's storages have the exact number
-    after the layers have run."""
+    """Function that estimates how many numbers a layer keeps for a token. The storages of an attention path have the
+    exact number, once the layers have run."""
     is_per_token: bool = True
-    """Whether everything that is kept lies in the pool's blocks, token by token, so that a layer is rolled back by
-    truncating the block table. False = it is a state of the whole sequence, which is not served."""
+    """Whether everything that is kept lies in the KV pool's blocks, token by token: truncating the block table then
+    rolls a layer back. False = it is a state of the whole sequence, which is not served."""
     is_packable: bool = True
-    """Whether tokens of several sequences may lie in one line, in which `paged` feeds them."""
+    """Whether the tokens of several sequences may be fed as one long sequence, as the `paged` path does."""
     has_columns_as_positions: bool = False
-    """Whether the class takes a token's column for its position, so that rows of a forward must have equal length."""
+    """Whether the class takes a token's column in the batch for its position. The rows of a forward must then have
+    equal length."""
     tree_refusal: str | None = None
     """Reason why rows may not be token trees, even if the self-test of trees would pass; None = that test decides."""
     cache_method: str | None = None
     """Method of transformers' `Cache` that the layers call in addition to `update`, and that an old transformers may
     not have; None = they call no other."""
     test_limits: Mapping[str, int] = field(default_factory=dict)
-    """Attributes of the module that selects keys, with the values that the self-test sets. With the module's own limit
-    of thousands of keys, every key of a short test would be selected."""
+    """Names and test values of the attributes that limit how many keys a module selects. The self-test sets these small
+    values, since a short test would never reach a model's own limit of thousands of keys."""
 
 
 _ATTENTION = LayerMemory("keys and values")
@@ -138,8 +139,9 @@ OLD_NAMES = {
 """Current name of a layer type, by its name in transformers before 5.23."""
 
 TEST_LIMITS = {"keep_window_size": 2, "floor_scale": 8}
-"""Attributes of modules that compute differently after a number of tokens, with the values that the self-test of 48
-tokens sets: for Doge's selection of keys, and for the scale of Llama 4's queries."""
+"""Names and test values of attributes of modules that compute differently after a number of tokens: for Doge's
+selection of keys, and for the scale of Llama 4's queries. The self-test of 48 tokens sets these values, so that it
+reaches the limits."""
 
 
 def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
@@ -152,10 +154,11 @@ def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
 
 
 def layer_config(text: PreTrainedConfig, index: int) -> PreTrainedConfig:
-    """Return the configuration of the decoder layer `index`; if layers have none of their own, that of the text model.
+    """Return the configuration of the decoder layer `index`. If layers have no configurations of their own, this is the
+    text model's configuration `text`.
 
-    Widths and windows may differ from layer to layer (Gemma 4), and transformers then refuses to return one for all. In
-    a model with an encoder the list is that of the encoder's layers.
+    Widths and windows may differ from layer to layer (Gemma 4); transformers then refuses to return one value for all
+    layers.
     """
     layers = getattr(text, "per_layer_config", None)
     if not layers or index >= len(layers):
@@ -180,9 +183,11 @@ def token_width(config: PreTrainedConfig) -> int:
 
 
 def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
-    """Return the reason why layers of these types are not served, to follow the name of the class; None if they are.
+    """Return the reason why layers of these types are not served, a clause to follow the name of the class; None if
+    they are served.
 
-    is_stateful: transformers' mark `_is_stateful` of classes that keep a running state, whatever their layer types.
+    is_stateful: value of `_is_stateful`, by which transformers marks classes that keep a running state. Such classes
+    are refused whatever their layer types.
     """
     version = transformers.__version__
     for name in dict.fromkeys(types):
@@ -207,7 +212,7 @@ def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
 
 
 def packing_refusal(types: Sequence[str]) -> str | None:
-    """Return the reason why tokens of several sequences cannot lie in one line; None if they can."""
+    """Return the reason why the tokens of several sequences cannot be fed as one long sequence; None if they can."""
     for name, kind in memories(types).items():
         if not kind.is_packable:
             return f"its {name} layers keep {kind.kept_states}, which needs each sequence in a row of its own"
@@ -226,9 +231,9 @@ def tree_refusal(types: Sequence[str]) -> str | None:
 def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator[None]:
     """Context manager that lowers limits of a model's modules, so that a self-test of few tokens reaches them.
 
-    For example attention that selects 2048 keys then selects a few, and compression that starts after 4096 tokens
-    starts after a few. It sets the `test_limits` of these layer types, and TEST_LIMITS in modules of every class.
-    Raises PathUnavailable for a type if no module has the attributes in its `test_limits`.
+    For example, attention that selects 2048 keys then selects only a few. It sets the `test_limits` of these layer
+    types, and TEST_LIMITS in modules of every class. Raises PathUnavailable for a type if no module has the attributes
+    in its `test_limits`.
     """
     changed: list[tuple[nn.Module, str, int]] = []
     try:

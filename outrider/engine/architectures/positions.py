@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 from outrider.wire.errors import ConfigError
 
 NUMBERING = "create_position_ids_from_input_ids"
-"""Name of such modules' method that computes positions [B, T] from ids [B, T], the padding's id and the number of
-tokens before."""
+"""Name of the method that computes positions [B, T] in modules like RoBERTa's, from ids [B, T], the id of the padding
+and the number of tokens before."""
 
 
 def number_every_token(network: PreTrainedModel) -> None:
-    """Give every token of the decoder a position, in place. Logits then do not depend on how a text is divided into
-    steps.
+    """Give every token of the decoder a position, also a token with the padding's id, in place. Logits then do not
+    depend on how a text is divided into steps.
     """
     for module in _numbering_modules(network):
         setattr(module, NUMBERING, _consecutive_positions)
@@ -31,8 +31,9 @@ def number_every_token(network: PreTrainedModel) -> None:
 def limit_to_position_tables(network: PreTrainedModel, limit: int, setting: int | None) -> int:
     """Return the context limit, lowered to the number of tokens for which the model's position tables have rows.
 
-    The rows up to the padding's are for no token. limit: the context limit so far, in tokens. setting: the setting
-    `context_limit`; None = not set. Raises ConfigError if the setting is larger than the number of rows.
+    Rows up to the index of the padding's id are not used for tokens. limit: the context limit so far, in tokens.
+    setting: the setting `context_limit`; None = not set. Raises ConfigError if the setting is larger than the number of
+    rows for tokens.
     """
     for module in _numbering_modules(network):
         table = getattr(module, "position_embeddings", None)

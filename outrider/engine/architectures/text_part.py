@@ -36,28 +36,30 @@ log = get_logger(__name__)
 UNIMPLEMENTED = "_forward_unimplemented"
 """Name of the forward method that torch gives to a class without one."""
 NUM_COMPARED = 24
-"""Number of equal parts of the vocabulary whose bounds are token ids for the comparison of a plain class with the
-wrapper. It is made on these ids and on special ones."""
+"""Number of equal parts into which the vocabulary is divided to choose token ids for a test: the ids at the bounds of
+the parts, and special ids. On these ids the logits of a multimodal class are compared with those of the class for text
+alone."""
 MAX_COMPARED = 256
-"""Maximum number of token ids in this comparison, special ones included. Every model accepts a prompt of this
-length."""
+"""Maximum number of token ids on which a multimodal class is compared with the class for text alone. Every model
+accepts a prompt of this length."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedClass:
-    """Class with which a configuration is served."""
+    """Transformers class with which a model is served."""
 
     model_class: Any
-    """Transformers class that is built from the whole configuration; for a text part, our subclass of it."""
+    """Class that is built from the whole configuration: transformers' own or, if only the text part is served, our
+    subclass of it without the other parts."""
     is_text_part: bool
     """Whether the checkpoint also reads images, video or sound, and only its text part is served."""
 
 
 def text_generating_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the part that generates text, if the model only joins several models.
+    """Return the configuration of the part that generates text, if the model only joins several models. For other
+    models return the configuration unchanged.
 
-    Example: Qwen's Omni joins a thinker, a talker and a voice. The configuration of any other model is returned
-    unchanged.
+    Example: Qwen's Omni joins a thinker, a talker and a voice, of which the thinker generates text.
     """
     model_class = _multimodal_class(config)
     if model_class is None or model_class.forward.__name__ != UNIMPLEMENTED:
@@ -170,8 +172,8 @@ def _required_input(model_class: Any) -> str | None:
 
 
 def attention_of_text(config: PreTrainedConfig, name: str) -> str | dict[str, str]:
-    """Return the value of `attn_implementation` that sets the attention of this name for the text part and for no
-    tower.
+    """Return the value of transformers' `attn_implementation` that selects the attention `name` for the text part, and
+    not for encoders of images or sound.
     """
     text = config.get_text_config(decoder=True)
     if text is config or config.is_encoder_decoder:
@@ -197,11 +199,11 @@ def _text_part_class(model_class: Any) -> Any:
 
 @torch.inference_mode()
 def plain_form(network: PreTrainedModel) -> PreTrainedModel:
-    """Return transformers' causal language model, built around the text part's own modules, if it computes the same
-    logits.
+    """Return transformers' causal language model for the decoder of a multimodal model, built around the same modules,
+    if it computes the same logits. Otherwise return `network`.
 
-    Plain classes can run on more attention paths. If the logits differ for some ids, or if there is no such class,
-    `network` is returned. network: a loaded text part. Raises ConfigError if it does not run on text alone.
+    The causal language model is preferred since it can run on more attention paths. network: a multimodal model of
+    which only the text part is loaded. Raises ConfigError if it does not run on text alone.
     """
     decoder = network.get_decoder()
     candidate: PreTrainedModel | None = None

@@ -32,8 +32,8 @@ def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int 
     """Return the sliding window and the chunk size of layer `index`, each a number of keys; None = the layer has no
     such limit.
 
-    They hold for classes whose attention leaves these limits to the mask. Other classes pass their limits to the
-    attention function, and those take precedence.
+    These values hold for classes that apply the limits in the mask. Other classes pass limits to the attention
+    function; those take precedence.
     """
     kind = "sliding_attention"  # the type of all layers where a configuration lists none and has a window
     layer_types = declared(config, "layer_types")
@@ -66,7 +66,8 @@ class BlockLayer(CacheLayerMixin):
     """
 
     plan: Any = None
-    """Plan of the running forward, which the cache sets; None in a forward that keeps nothing."""
+    """Plan of the running forward, which `BlockCache.begin` sets. None in a forward whose keys and values are not
+    kept."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         """num_blocks: number of blocks without the trash block. block_size: number of tokens in a block."""
@@ -82,7 +83,9 @@ class BlockLayer(CacheLayerMixin):
         return [*own, *self.more.values()]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the storages of keys and values, with the shapes of states [B, H, q, D]. Called by `update`."""
+        """Allocate the storages of keys and values for states like these, [B, H, q, D]: with their H, D, dtype and
+        device. Called by `update`.
+        """
         self.keys = self._new_storage(key_states)
         self.values = self._new_storage(value_states)
         self.is_initialized = True
@@ -122,8 +125,8 @@ class BlockLayer(CacheLayerMixin):
                 storage[destination].copy_(storage[source])
 
     def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
-        """Move tokens within all storages. sources, destinations: storage indices, [N] int64 on the storages'
-        device.
+        """Move tokens within all storages. sources, destinations: storage indices (block * block_size + offset), [N]
+        int64 on the storages' device.
         """
         for storage in self.storages:
             flat = storage.flatten(0, 1)  # [tokens, H, D], a view
@@ -153,7 +156,9 @@ class BlockCache(Cache):
             layer.copy_blocks(copies)
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
-        """Move tokens between storage indices in all layers. device: the storages' device."""
+        """Move tokens from `sources` to `destinations` in all layers; both are storage indices (block * block_size +
+        offset). device: the storages' device.
+        """
         read, written = to_device(np.array([sources, destinations], dtype=np.int64), device)  # [N] each
         for layer in self.layers:
             layer.move_tokens(read, written)

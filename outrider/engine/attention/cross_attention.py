@@ -36,30 +36,32 @@ from outrider.engine.step_plan import (
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """Where the B sources of a forward lie, as tensors: aligned to the left, S columns wide.
+    """Where the B sources of a forward (the inputs of the encoder) lie, as tensors. The sources are the lines of a
+    matrix of S columns, with padding at the end of the shorter ones.
 
     Example: sources of 2 and 3 tokens: B 2, S 3, mask [[1, 1, 0], [1, 1, 1]], columns [0, 1, 3, 4, 5].
     """
 
     mask: Tensor | None
-    """[B, S] int64: 0 for columns of padding, 1 for others; None if no row is padded."""
+    """[B, S] int64: 0 for padding, 1 for tokens; None if there is no padding."""
     start: int | None
-    """Storage index of the first token of a single source whose blocks are consecutive: it is read in place, without a
-    copy. None for other forwards."""
+    """Storage index of the first token, if there is one source and its blocks are consecutive: it is then read in
+    place, without a copy. None otherwise."""
     gather: Tensor
-    """Storage indices of all columns, [B * S] int64; those of padding are in the trash block."""
+    """Storage index (block * block_size + offset) of each place of the matrix, [B * S] int64; for padding an index in
+    the trash block."""
     input_ids: Tensor
     """Token ids of the sources, [B, S] int64; 0 for padding."""
     columns: Tensor
-    """Indices of the columns that are not padding among the B * S columns, [N] int64."""
+    """Indices of the places that are tokens, among the B * S places of the matrix, [N] int64."""
     shape: tuple[int, int]
-    """(B, S): number of sources, and width."""
+    """(B, S): number of sources, and number of tokens of the longest one."""
 
     @classmethod
     def build(cls, sources: Sequence[EncoderSource], device: torch.device, vocab_size: int) -> SourcePlan:
-        """Return the plan of sources whose block tables are reserved.
+        """Return the plan of these sources, for whose tokens blocks are reserved in their block tables.
 
-        Raises InvalidRequest for a token id outside the vocabulary, of `vocab_size` ids.
+        Raises InvalidRequest for a token id that is not below `vocab_size`.
         """
         lengths = np.array([len(source.ids) for source in sources])  # [B]
         width = int(lengths.max())
@@ -87,12 +89,12 @@ class SourcePlan:
 
 
 class CrossLayer(CacheLayerMixin):
-    """Cross-attention cache of one layer: the sources' keys and values, in the storage that also has the layer's own
-    tokens.
+    """Cross-attention cache of one layer: the keys and values of the sources. They are in the storage that also has the
+    keys and values of the decoder's tokens.
     """
 
     plan: SourcePlan | None = None
-    """Plan of the sources of the running forward."""
+    """Plan of the sources of the running forward; None before the first forward."""
 
     def __init__(self, own: BlockLayer) -> None:
         """own: cache layer of the decoder's own tokens, whose storage is used."""
@@ -135,7 +137,9 @@ class CrossLayer(CacheLayerMixin):
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns of a mask and their offset, (S, 0)."""
+        """Return the number S of columns of a mask over the sources and the index of the first column, (S, 0). Called
+        by transformers.
+        """
         if self.plan is None:
             return 0, 0
         return self.plan.shape[1], 0
@@ -146,7 +150,7 @@ class CrossLayer(CacheLayerMixin):
 
 
 class CrossAttention:
-    """Encoder of a model, and the arguments with which its decoder reads encoded sources."""
+    """Runs the encoder of a model, and prepares the forwards in which the decoder reads the encoded sources."""
 
     def __init__(self, model: PreTrainedModel, *, sets_positions: bool = True) -> None:
         """sets_positions: whether positions and distances are taken from the rows, if the decoder's class allows it;
@@ -161,17 +165,19 @@ class CrossAttention:
 
     @property
     def needs_positions(self) -> bool:
-        """Whether the positions of the decoder's tokens, or their distances, are taken from the rows."""
+        """Whether the decoder is given the positions of its tokens, or the distances between them. False = it counts
+        the columns of the batch.
+        """
         return self._sets_positions and (self._positions.is_supported or self._distances.is_supported)
 
     def set_cache(self, own: BlockCache) -> None:
-        """Use the blocks of this cache for keys and values of sources from now on."""
+        """Store the keys and values of sources in the blocks of this cache from now on."""
         self._own = own
         self._cross = Cache(layers=[CrossLayer(layer) for layer in own.layers])
 
     def encode(self, sources: Sequence[EncoderSource], device: torch.device) -> None:
-        """Run the encoder over sources whose block tables are reserved, and write their keys and values. Sources of
-        about the same length share a forward.
+        """Run the encoder over sources, and write their keys and values into the blocks that are reserved in their
+        block tables. Sources of about the same length share a forward.
 
         Raises InvalidRequest for a token id outside the vocabulary.
         """
@@ -196,11 +202,11 @@ class CrossAttention:
 
     @contextmanager
     def forward(self, rows: Sequence[Row], plan: StepPlan, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Context manager for a forward of the whole model: yields the forward's arguments, made from the decoder's
-        `arguments`.
+        """Context manager for a forward of the whole model: yields the keyword arguments with which the model must be
+        called.
 
-        Within it the decoder uses the positions of `rows`. The sources of all rows must be encoded. plan: plan of the
-        rows.
+        `rows`: the rows of the forward, whose sources are all encoded. `plan`: the plan of these rows. `arguments`: the
+        keyword arguments for a model without an encoder. Within the context the decoder uses the positions of `rows`.
         """
         sources = [row.source for row in rows if row.source is not None]
         device = plan.input_ids.device
@@ -230,10 +236,11 @@ class CrossAttention:
 
 
 class DecoderPositions:
-    """Hooks that set the positions of a decoder with an embedding of positions, in forwards of the `dense` path alone.
+    """Hooks that give a decoder with an embedding of positions the true positions of its tokens. Only the `dense` path
+    uses them.
 
-    Such a decoder counts columns, as if all rows began in the first column. The hooks replace columns by positions.
-    They are on its module `embed_positions`, which all classes like BART have by this name.
+    Such a decoder takes the column of a token in the batch for its position, also where a row begins in a later column.
+    The hooks are on its module `embed_positions`, which all classes like BART have by this name.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
@@ -267,10 +274,11 @@ class DecoderPositions:
 
 
 class DecoderDistances:
-    """Hook that sets the distances between tokens, for a decoder whose attention has a bias by distance (such as T5).
+    """Hook that gives the true distances between tokens to a decoder whose attention has a bias by distance (such as
+    T5).
 
-    Such a decoder counts columns. Differences of columns are right for chains, wherever they begin, and wrong for token
-    trees.
+    Such a decoder takes the difference of two columns in the batch for a distance. That is right for chains, wherever
+    they begin, and wrong for token trees.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
@@ -285,7 +293,7 @@ class DecoderDistances:
     @contextmanager
     def using(self, rows: Sequence[Row], plan: StepPlan) -> Iterator[None]:
         """Context manager: if one of these rows is a token tree, a forward within it uses the distances between the
-        rows' positions.
+        rows' positions. Otherwise it changes nothing.
         """
         if self.is_supported and has_trees(rows):
             key_positions = np.zeros((len(rows), plan.kv_len), dtype=np.int64)  # [B, L]

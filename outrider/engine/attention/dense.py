@@ -35,8 +35,8 @@ from outrider.engine.step_plan import EncoderSource, Row, StepPlan, group_rows, 
 from outrider.engine.token_tree import visible_tokens
 
 OWN_WINDOWS = ("gpt_neo", "moshi")
-"""Model types whose modules apply their windows to columns themselves, or apply none, whatever a configuration
-states."""
+"""Model types whose own code applies a sliding window by columns, or applies none, even if the configuration states
+one."""
 
 
 class Tree(Protocol):
@@ -48,7 +48,9 @@ class Tree(Protocol):
 
     @property
     def parents(self) -> Sequence[int] | None:
-        """Index of the parent of each node of the tree, -1 for the token before it; None for a chain."""
+        """For each node of the tree the index of its parent node; -1 = its parent is the token before the tree. None
+        for a chain.
+        """
 
 
 class TreeMasks:
@@ -67,11 +69,12 @@ class TreeMasks:
     def of(
         self, trees: Sequence[Tree], num_queries: int, kv_len: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor | dict[str, Tensor]:
-        """Return the masks of the last `num_queries` tokens of B sequences, all of which end in column `kv_len`.
+        """Return the attention masks of B sequences for their last `num_queries` tokens. The sequences are aligned to
+        the right in `kv_len` columns.
 
-        A mask is [B, 1, q, L] in `dtype`, to be added to the scores: 0 if a query attends to a key, otherwise the
-        lowest number. Returns one mask, or one for each type of layer if the model has several. Raises
-        NotImplementedError, at the self-test, for a model that takes columns for positions.
+        A mask is [B, 1, num_queries, kv_len] in `dtype`, to be added to the scores: 0 if a query attends to a key,
+        otherwise the lowest number of the dtype. Returns one mask or, if the model has several types of layers, one
+        mask by type. Raises NotImplementedError, at the self-test, for a model that takes columns for positions.
         """
         if not self._needs_positions:
             raise NotImplementedError(f"{self._model_type} takes no positions")
@@ -90,25 +93,31 @@ class TreeMasks:
 
 
 class DenseLayer(BlockLayer):
-    """Layer of the `dense` path's cache: it returns all columns of the rows to the model, of keys, of values, and of
-    anything else that the layer keeps.
+    """Layer of the `dense` path's cache. It gives the model the states of all tokens of the rows, cached and new, in
+    padded columns: keys, values and anything else that the layer keeps.
     """
 
     record_past = True
-    """Read by transformers. True = short convolutions get their past inputs from the cache and keep no state of their
-    own."""
+    """Read by transformers. True = short convolutions get their earlier inputs from the cache and keep no state of
+    their own."""
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write the new columns [B, H, q, D] of a storage. Return all columns [B, H, L, D]."""
+        """Write the new tokens' states [B, H, q, D] into a storage. Return the states of all columns, cached and new,
+        [B, H, L, D].
+        """
         self._write(storage, states)
         return self._read(storage, 0)
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Write the new columns [B, q, D] of a sparse indexer's keys. Return all columns [B, L, D]."""
+        """Write a sparse indexer's keys [B, q, D] of the new tokens. Return its keys of all columns, cached and new,
+        [B, L, D].
+        """
         return self.update_index(indexer_key_states.unsqueeze(1)).squeeze(1)
 
     def update_index(self, idx_k: Tensor) -> Tensor:
-        """Write the new columns [B, 1, q, D] of a block indexer's keys. Return all columns [B, 1, L, D]."""
+        """Write a block indexer's keys [B, 1, q, D] of the new tokens. Return its keys of all columns, cached and new,
+        [B, 1, L, D].
+        """
         if self.plan is None:
             return idx_k
         return self.write_and_read(self._storage("indexer", idx_k), idx_k)
@@ -116,11 +125,12 @@ class DenseLayer(BlockLayer):
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: Any
     ) -> Tensor:
-        """Write the new inputs [B, D, q] of a short convolution. Return them, preceded by the kernel_size - 1 earlier
-        inputs.
+        """Write the new inputs [B, D, q] of a short convolution. Return them, preceded by the kernel_size - 1 inputs
+        before them.
 
-        The result is [B, D, kernel_size - 1 + q], with zeros for inputs before the first token of a sequence. Raises
-        NotImplementedError, at the self-test, for a class that passes a state in place of its inputs.
+        The result is [B, D, kernel_size - 1 + q], with zeros for inputs before the first token of a sequence.
+        `state_idx`: number of the convolution in the layer. Raises NotImplementedError, at the self-test, for a class
+        that passes a state in place of its inputs.
         """
         # kernel_size 4, q 2: of L 5 the columns 0 to 2 are read before the new ones; of L 3 column 0, after two zeros
         if self.plan is None:
@@ -170,14 +180,14 @@ class DenseLayer(BlockLayer):
         return gathered.unflatten(0, (plan.num_rows, -1)).transpose(1, 2)
 
     def get_seq_length(self) -> int:
-        """Return the number of columns before the new ones."""
+        """Return the number of columns of cached tokens. The columns of the new tokens follow them."""
         if self.plan is None:
             return 0
         num_past: int = self.plan.kv_len - self.plan.num_queries
         return num_past
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns of a mask and their offset, (L, 0)."""
+        """Return the number L of columns of a mask, cached and new, and the index of the first column, (L, 0)."""
         return self.get_seq_length() + query_length, 0
 
 
@@ -191,19 +201,21 @@ class DenseCache(BlockCache):
         return None
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Return the inputs of a short convolution in layer `layer_idx`, as `DenseLayer.update_conv_state`."""
+        """Write the new inputs [B, D, q] of short convolution `state_idx` in layer `layer_idx`. Return them, preceded
+        by the kernel_size - 1 inputs before them: [B, D, kernel_size - 1 + q].
+        """
         inputs: Tensor = self.layers[layer_idx].update_conv_state(conv_states, state_idx, **kwargs)
         return inputs
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        """Raise NotImplementedError, as `DenseLayer.update_recurrent_state`."""
+        """Raise NotImplementedError: layers with a state that cannot be rolled back are not served."""
         state: Tensor = self.layers[layer_idx].update_recurrent_state(recurrent_states, state_idx, **kwargs)
         return state
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether there are tokens before the new columns."""
+        """Return whether the rows have cached tokens."""
         return self.get_seq_length() > 0
 
 

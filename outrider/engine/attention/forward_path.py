@@ -50,11 +50,11 @@ class ForwardPath(Protocol):
         """
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Write the new tokens' keys and values. Return the requested logits [sum(num_logits), V] float32 in the order
-        of the rows.
+        """Run the model over the rows' new tokens, and write their keys and values. Return the requested logits
+        [sum(num_logits), V] float32 in the order of the rows.
 
-        The caller has checked the rows and reserved their block tables. Raises InvalidRequest for a token id outside
-        the vocabulary. Called in inference mode, on the engine thread.
+        The caller has checked the rows and reserved blocks for them in their block tables. Raises InvalidRequest for a
+        token id outside the vocabulary. Called in inference mode, on the engine thread.
         """
 
 
@@ -79,18 +79,19 @@ class FeaturePath(Protocol):
     """
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Set the hidden states that later forwards return in `features`. Empty = none.
+        """Set which hidden states later forwards return in `features`. `taps`: their indices, as the class describes
+        them; empty = no hidden states.
 
         Without taps a forward costs nothing more, except in a CUDA graph that was captured with taps.
         """
 
     @property
     def features(self) -> Tensor:
-        """Tapped hidden states of the last forward, [sum(num_new), taps, hidden], on the model's device.
+        """Hidden states of the last forward at the taps, [sum(num_new), taps, hidden], on the model's device.
 
-        They are those of all new tokens of all rows, in order, with or without logits; taps are in the order in which
-        they were set. Without taps the tensor has no rows. float32 on `fused`, the model's dtype on other paths. A
-        later forward replaces the tensor and does not change it.
+        There is one entry for each new token of each row, in order, whether or not its logits were requested. The taps
+        are in the order in which they were set; without taps the tensor has no entries. The dtype is float32 on `fused`
+        and the model's on other paths. A later forward makes a new tensor and does not change this one.
         """
 
 
@@ -100,7 +101,9 @@ class RepackedPath(Protocol):
 
     @property
     def weights_bytes(self) -> int:
-        """Size of the path's weights in bytes. An embedding that equals the lm_head counts twice if both are kept."""
+        """Size of the path's weights in bytes. An embedding with the same values as the lm_head counts twice if both
+        are kept.
+        """
 
 
 @runtime_checkable
@@ -108,7 +111,7 @@ class PreparedPath(Protocol):
     """Attention path with work to do between the load and the first request, after its storage is set."""
 
     def prepare(self, max_rows: int, context_limit: int) -> None:
-        """Do this work, such as capturing CUDA graphs.
+        """Do the work between the load and the first request, such as capturing CUDA graphs.
 
         max_rows: maximum number of rows of a forward. context_limit: maximum number of tokens of a row.
         """

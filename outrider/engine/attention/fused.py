@@ -25,13 +25,13 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
 PADDED = 16
-"""Number of elements to a multiple of which the width of values and of hidden states is padded in memory. Compiled into
-the kernels."""
+"""Values and hidden states are padded in memory to a width that is a multiple of this number of elements. It is
+compiled into the kernels."""
 
 
 class FusedPath:
-    """Attention path that runs a model of one of `CLASSES` in C++. Implements `ForwardPath`, `TreePath`, `FeaturePath`
-    and `RepackedPath`.
+    """Attention path that runs Llama-like models in C++ on a CPU; `fused_weights.CLASSES` lists their classes.
+    Implements `ForwardPath`, `TreePath`, `FeaturePath` and `RepackedPath`.
     """
 
     name = "fused"

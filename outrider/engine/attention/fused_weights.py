@@ -36,19 +36,19 @@ CLASSES = (
     "GemmaForCausalLM",
     "Gemma3ForCausalLM",
 )
-"""Names of the transformers classes that the path runs. Names are compared, since a subclass may compute something
-else."""
+"""Names of the transformers classes that the fused path runs. Names are compared, since a subclass may compute
+something else."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Types of rotary embeddings whose tables do not depend on the length of a sequence."""
 ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU}
-"""C++ number of each activation function of the MLP, by its name in transformers."""
+"""Number in C++ of each activation function of the MLP, by the function's name in transformers."""
 KINDS = {torch.float32: NumberKind.FLOAT32, torch.bfloat16: NumberKind.BFLOAT16}
-"""C++ number of the storage format of each dtype."""
+"""Number in C++ of the storage format of each dtype."""
 MAX_HEAD_SIZE = 256
 """Maximum number of columns of an attention head for which the kernels are compiled."""
 MIN_TABLE_BYTES = 64 << 20
-"""Size in bytes up to which rotary tables are always accepted: that for 131,072 tokens and heads of 128 columns. Larger
-tables are accepted only up to the size of the weights."""
+"""Size in bytes up to which rotary tables are always accepted: the size for 131,072 tokens and heads of 128 columns.
+Larger tables are accepted only up to the size of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,10 @@ class FusedShape:
     activation: Activation = Activation.SILU
     """Activation function of the MLP."""
     embedding_scale: float = 1.0
-    """Factor on the embedding."""
+    """Factor on the embeddings of tokens."""
     rotary_kinds: tuple[str | None, ...] = ()
-    """For each layer, its type, if each type has rotary tables of its own; empty if all layers share one."""
+    """For each layer the name of its type, if each type has rotary tables of its own. Empty if all layers share the
+    same tables."""
     is_paired: bool = False
     """Whether layer 0 reads a feature, given by the caller, together with each token's embedding, as in an EAGLE-3
     head."""

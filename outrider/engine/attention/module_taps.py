@@ -44,7 +44,9 @@ class ModuleTaps:
         self._states: dict[int, Tensor] = {}  # by tap, [B, q, hidden]
 
     def set(self, taps: Sequence[int]) -> None:
-        """Set the hidden states that later forwards record, as `FeaturePath.set_taps`."""
+        """Set which hidden states later forwards record. `taps`: their indices, from 0 (the embeddings) to the number
+        of layers, or `NORMED` for the state after the final norm; empty = none.
+        """
         for hook in self._hooks:
             hook.remove()
         self._taps = tuple(taps)

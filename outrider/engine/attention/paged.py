@@ -26,8 +26,8 @@ from outrider.engine.step_plan import Row
 
 
 class PagedPath:
-    """Attention path that runs transformers' modules over packed rows. Implements `ForwardPath`, `TreePath` and
-    `FeaturePath`.
+    """Attention path that runs transformers' modules over packed rows: the new tokens of all rows are concatenated,
+    without padding. Implements `ForwardPath`, `TreePath` and `FeaturePath`.
     """
 
     name = "paged"
@@ -126,8 +126,8 @@ class PagedPath:
 
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Context manager within which the model's attention is computed by the attention function of this name. The
-    self-test runs the same model with transformers' own.
+    """Context manager within which the model's attention is computed by the attention function of this name. Outside of
+    it, as in the self-test, the same model uses transformers' own function.
     """
     previous = model.config._attn_implementation
     model.config._attn_implementation = name  # what set_attn_implementation sets, without its walk over all modules

@@ -34,8 +34,8 @@ COLUMNS_ALIGNED = 16
 """Number to a multiple of which the row length of a mask in memory is padded. Torch copies a mask for each layer if its
 row length is not a multiple of 8."""
 TOGETHER_WIDTH = 16
-"""Maximum number of new tokens of a slot whose attention is computed in one call together with other slots'. A slot
-with more is in prefill and gets a call of its own."""
+"""Maximum number of new tokens of a slot whose attention is computed in one call together with other slots. A slot with
+more new tokens is in prefill and gets a call of its own."""
 
 
 @dataclass(slots=True)
@@ -44,8 +44,8 @@ class _Group:
 
     rows: list[PackedRow]
     first_key: int | None
-    """Storage index of a single row's first key, if its blocks are consecutive: the keys are then read in place. Else
-    None."""
+    """Storage index of the first key, if the group is a single row whose blocks are consecutive: its keys are then read
+    in place. None otherwise."""
     gather: Tensor | None
     """Storage indices of the keys, [B * L] int64, filled up with the trash block; None if `first_key` is set."""
     kv_len: int
@@ -53,7 +53,8 @@ class _Group:
     packed: Tensor | None
     """Indices of the rows' tokens among the packed tokens, [B * q] int64; None if they are consecutive."""
     masks: dict[tuple[int | None, int | None, bool, int, torch.dtype], Tensor] = field(default_factory=dict)
-    """Masks by window, chunk, causality, copies for query heads and dtype: layers of equal limits share one."""
+    """Attention masks [B, 1, G * q, number of keys] by (window, chunk, causal, G, dtype), where G is the number of
+    query heads that share a KV head. Layers with the same limits share a mask."""
 
     @property
     def width(self) -> int:

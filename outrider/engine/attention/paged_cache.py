@@ -40,7 +40,8 @@ class PagedLayer(BlockLayer):
         """
         super().__init__(num_blocks, block_size)
         self.returned_keys: Tensor | None = None
-        """Keys that `update` returned last. If the attention function gets other keys, the model has changed them."""
+        """Keys that the last `update` returned. If the attention function gets other keys, the model has changed
+        them."""
         self._needs_gather = needs_gather
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -51,8 +52,8 @@ class PagedLayer(BlockLayer):
         return self.returned_keys, values
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write states [1, H, T, D] into a storage. Return them; with `needs_gather`, those of all rows' tokens, [1, H,
-        S, D].
+        """Write the states [1, H, T, D] of the new tokens into a storage. Return these states or, if the layer was
+        created with `needs_gather`, the states of all tokens of all rows, cached and new, [1, H, S, D].
         """
         flat = storage.flatten(0, 1)  # [tokens, H, D], a view
         flat.index_copy_(0, self.plan.write_to, states[0].transpose(0, 1))
@@ -65,7 +66,9 @@ class PagedLayer(BlockLayer):
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns of a mask and their offset; no mask is made of them."""
+        """Return the number of columns of a mask and the index of the first. It has no effect, since the path makes no
+        masks.
+        """
         return query_length, 0
 
 
@@ -79,8 +82,8 @@ class PagedCache(BlockCache):
         the trash block. block_size: number of tokens in a block.
         """
         self.needs_gather = getattr(config, "kv_lora_rank", None) is not None
-        """Whether layers return the states of all rows' tokens, for latent attention (MLA), which computes keys from
-        the cached latents. Otherwise they return those of the new tokens."""
+        """Whether layers return the states of all tokens of the rows, cached and new. This is so for latent attention
+        (MLA), which computes keys from cached latents. Otherwise layers return the states of the new tokens alone."""
         num_layers = config.num_hidden_layers
         super().__init__(layers=[PagedLayer(num_blocks, block_size, self.needs_gather) for _ in range(num_layers)])
         self._attention = attention
@@ -89,8 +92,8 @@ class PagedCache(BlockCache):
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
         """Return 0 for the whole model, whose positions are always given; for one layer a tensor [T] int64.
 
-        The tensor is each token's position minus its column. Llama 4's layers, whose attention has a temperature by
-        position, add it to their columns 0 to T - 1.
+        The tensor is the position of each of the T packed tokens minus its index among them. Llama 4's layers, whose
+        attention has a temperature by position, add it to the indices 0 to T - 1 and so get the positions.
         """
         # two rows at positions 4, 5 and 9: columns 0, 1, 2, so [4, 4, 7]
         if layer_idx is None:
@@ -115,9 +118,9 @@ class PagedCache(BlockCache):
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> Tensor:
         """Compute the attention of layer `index` for query [1, Hq, T, D]. Return its output [1, T, Hq, Dv].
 
-        key, value: what the model passes to its attention function, [1, Hkv, T or S, D]. arguments: the keyword
-        arguments that it passes. Raises NotImplementedError, at the self-test, for a model that changes keys after
-        `update`.
+        key, value: what the model passes to its attention function, [1, Hkv, T, D] of the new tokens or, with
+        `needs_gather`, [1, Hkv, S, D] of all tokens. arguments: the keyword arguments that the model passes to that
+        function. Raises NotImplementedError, at the self-test, for a model that changes keys after `update`.
         """
         layer = self.layers[index]
         options = self._options(index, query, arguments)

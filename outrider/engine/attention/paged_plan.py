@@ -26,7 +26,9 @@ from outrider.engine.step_plan import Row, check_ids, has_trees
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """One row of a forward, among the packed tokens, and its blocks."""
+    """One row of a forward: its place among the packed tokens (the concatenated new tokens of all rows), and its
+    blocks.
+    """
 
     start: int
     """Index of the row's first new token among the T packed tokens."""
@@ -38,7 +40,8 @@ class PackedRow:
     """Numbers of the row's blocks in order, enough for kv_len tokens. This is the block table's own list: read it
     during this forward only."""
     parents: Sequence[int] | None = None
-    """Parents of the nodes of a token tree, as in `Row`; None for a chain."""
+    """For each node of the row's token tree the index of its parent node; -1 = its parent is the token before the tree.
+    None for a chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class PagedPlan:
     kv_lens: Tensor
     """Number of tokens of each row, cached and new, [B] int32."""
     cu_seq_kv: Tensor
-    """Cumulative sums of kv_lens, beginning with 0, [B + 1] int32: where each row's keys begin if the keys of all rows
-    lie in one line."""
+    """Cumulative sums of kv_lens, beginning with 0, [B + 1] int32: the index at which each row's keys begin if the keys
+    of all rows are concatenated."""
     block_table: Tensor
     """Block numbers of each row, [B, max_blocks] int32, filled up with the trash block."""
     write_to: Tensor
@@ -87,10 +90,10 @@ class PagedPlan:
     def build(
         cls, rows: Sequence[Row], device: torch.device, vocab_size: int, *, needs_gather: bool = False
     ) -> PagedPlan:
-        """Return the plan of a forward over at least one row; the rows' block tables are reserved. needs_gather:
-        whether `gather` is made, too.
+        """Return the plan of a forward over at least one row. Blocks for the new tokens must be reserved in the rows'
+        block tables. needs_gather: whether the plan has `gather`; False = it is None.
 
-        Raises InvalidRequest for a token id outside the vocabulary: on a GPU it would end the process.
+        Raises InvalidRequest for a token id that is not below `vocab_size`: on a GPU it would end the process.
         """
         packed = _pack(rows)
         ids = np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows])  # [T]
@@ -220,7 +223,7 @@ class AttentionOptions:
     = there are none."""
     causal: bool = True
     """Whether a query attends only to its own key and earlier ones. False = all new tokens of a row attend to each
-    other, a window extends to both sides, and no row may be a tree."""
+    other; a window then extends to both sides, and no row may be a tree."""
 
 
 class PagedAttention(Protocol):
@@ -235,16 +238,16 @@ class PagedAttention(Protocol):
         """Compute attention for query [T, Hq, D] over the storages of keys and values. Return the output [T, Hq, Dv].
 
         keys: [num_blocks + 1, block_size, Hkv, D]. values: [num_blocks + 1, block_size, Hkv, Dv]. Both already contain
-        those of the new tokens. Query head h reads KV head h // (Hq / Hkv). Raises NotImplementedError, at the
+        the new tokens' keys and values. Query head h reads KV head h // (Hq / Hkv). Raises NotImplementedError, at the
         self-test, for an option that the backend does not have.
         """
 
     def attend_gathered(
         self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions
     ) -> Tensor:
-        """Compute attention for query [T, Hq, D] over the keys of all rows in one line. Return the output [T, Hq, Dv].
+        """Compute attention for query [T, Hq, D] over the concatenated keys of all rows. Return the output [T, Hq, Dv].
 
-        keys: [S, Hkv, D], values: [S, Hkv, Dv]; `plan.cu_seq_kv` contains the index at which each row begins. For
-        latent attention (MLA): the blocks contain latents, from which the model computes keys and values after they are
-        read.
+        keys: [S, Hkv, D], values: [S, Hkv, Dv]; `plan.cu_seq_kv` contains the index at which each row begins. This
+        serves latent attention (MLA), whose blocks contain latents: the model reads the latents and computes keys and
+        values from them.
         """

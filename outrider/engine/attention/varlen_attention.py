@@ -19,11 +19,12 @@ from outrider.engine.architectures.layer_memory import layer_config
 from outrider.engine.attention.paged_plan import AttentionOptions, PagedPlan
 
 BLOCK_SIZE = 256
-"""Number of tokens in a block. Flash attention 2, which torch includes, takes pages of a multiple of this."""
+"""Number of tokens in a block. Flash attention 2, which torch includes, requires a multiple of this number."""
 MAX_HEAD_DIM = 256
 """Maximum number of columns of an attention head that flash attention 2 takes."""
 MIN_TORCH = "2.13"
-"""First version of torch whose flash attention takes pages and num_splits without FA3 (pytorch pull request 179760)."""
+"""First version of torch whose flash attention takes a block table and num_splits without FA3 (pytorch pull request
+179760)."""
 
 
 class VarlenAttention:

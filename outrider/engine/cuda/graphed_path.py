@@ -27,8 +27,8 @@ run eagerly."""
 
 
 class GraphedPath:
-    """Attention path that runs a paged path, by CUDA graphs for captured shapes of steps. Implements `ForwardPath`,
-    `PreparedPath` and `FeaturePath`.
+    """Attention path that wraps a paged path: it replays a CUDA graph for each step of a captured shape, and runs other
+    steps eagerly. Implements `ForwardPath`, `PreparedPath` and `FeaturePath`.
     """
 
     name = "flash"
@@ -44,7 +44,7 @@ class GraphedPath:
         widths: Sequence[int] = WIDTHS,
     ) -> None:
         """paged: a path with an attention backend that reads nothing but a plan's tensors. vocab_size: number of logits
-        at a position. maker: captures the graphs. widths: as `WIDTHS`.
+        at a position. maker: captures the graphs. widths: numbers of tokens per row that are captured.
         """
         self._paged = paged
         self._maker = maker
@@ -59,7 +59,7 @@ class GraphedPath:
 
     @property
     def captured(self) -> set[StepShape]:
-        """Shapes of the steps that run as graphs."""
+        """Shapes of the steps that are run by replaying a graph."""
         if self._graphs is None:
             return set()
         return self._graphs.shapes
@@ -95,8 +95,8 @@ class GraphedPath:
 
     @torch.inference_mode()
     def prepare(self, max_rows: int, context_limit: int) -> None:
-        """Capture graphs for steps of up to `max_rows` rows. A forward must have run before, which allocates the
-        storage.
+        """Capture graphs for steps of up to `max_rows` rows, each of up to `context_limit` tokens. A forward must have
+        run before, which allocates the storage.
         """
         table_width = -(-context_limit // self.block_size)  # blocks of the longest row
         self._graphs = StepGraphs(

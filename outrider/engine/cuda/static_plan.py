@@ -43,8 +43,8 @@ class Inputs:
         return self._flat[begin:end].view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
 
     def new_values(self) -> tuple[Array, dict[str, Array]]:
-        """Return zeros on the host for all buffers: one flat array, to be passed to `load`, and views of it by name, to
-        be filled.
+        """Return zeros for all buffers, on the host: one flat array, which is passed to `load`, and views of it by the
+        buffers' names. The caller fills the views.
         """
         flat = np.zeros(self._flat.numel(), dtype=np.uint8)
         views: dict[str, Array] = {}
@@ -60,8 +60,9 @@ class Inputs:
 class StaticPlan:
     """A `PagedPlan` whose tensors never move: a captured graph reads them, and each replay fills them with other rows.
 
-    Every row has `width` tokens. A row with fewer new tokens feeds some of its cached tokens again, and missing rows
-    are made up. What both would write goes to the trash block, so that no table changes.
+    Every row has `width` tokens. A row with fewer new tokens feeds some of its cached tokens again. If there are fewer
+    than `num_rows` rows, the others are made up. The keys and values of repeated and made-up tokens are written to the
+    trash block, so that they change no sequence.
 
         num_rows 2, width 2, block_size 256, one row of 4 cached and 1 new token in block 7:
         positions [3, 4, 0, 1]   write_to [0, 7 * 256 + 4, 0, 1]   kv_lens [5, 2]
@@ -95,8 +96,8 @@ class StaticPlan:
         )
         """The plan's buffers on the device, which `load` fills."""
         self.logits_at = self.inputs["logits_at"]
-        """Indices of the tokens whose logits the rows request, [T] int64. Only the first entries are valid; `load`
-        returns their number."""
+        """Indices of the tokens whose logits the rows request, [T] int64, where T = num_rows * width. Only the first
+        entries are valid; `load` returns their number."""
         self.plan = PagedPlan(
             input_ids=self.inputs["ids"][None],
             position_ids=self.inputs["positions"][None],
@@ -112,15 +113,16 @@ class StaticPlan:
             block_size=block_size,
             rows=(),
         )
-        """Plan that the captured forward reads. With it the forward computes the logits of all T tokens."""
+        """Plan that the captured forward reads. The forward computes the logits of all T tokens; `logits_at` selects
+        among them afterwards."""
         self.load([])  # until the first rows are loaded everything stays in the trash block
 
     def load(self, rows: Sequence[Row], made_up_id: int = 0) -> int:
         """Fill the plan with at most `num_rows` rows. Return the number of valid entries of `logits_at`.
 
-        The rows' block tables are reserved. Each row has at most `width` new tokens, and at least `width` tokens in
-        all. Missing rows are filled with tokens of the id `made_up_id`. Raises InvalidRequest for a token id outside
-        the vocabulary.
+        Blocks must be reserved in the rows' block tables. Each row must have at most `width` new tokens, and at least
+        `width` tokens, cached and new. The places of missing rows are filled with tokens of the id `made_up_id`. Raises
+        InvalidRequest for a token id outside the vocabulary.
         """
         flat, values = self.inputs.new_values()
         ids = values["ids"].reshape(-1, self.width)  # [num_rows, width]

@@ -45,19 +45,19 @@ class Graph(Protocol):
 
 
 class GraphMaker(Protocol):
-    """Interface to the graphs of a GPU. Tests implement it by running the function again on the same buffers."""
+    """Interface to the CUDA graphs of a GPU. Tests implement it by running the function again on the same buffers."""
 
     def capture(self, compute: Callable[[], None]) -> Graph:
-        """Run `compute` and record its launches. Return the graph. `compute` must use buffers that outlive it, and must
-        not wait for the device.
+        """Run `compute` and record its launches. Return the graph. The buffers that `compute` uses must live as long as
+        the graph, and it must not wait for the device.
 
         Raises torch's errors for a function that cannot be captured.
         """
 
 
 class CudaGraphMaker:
-    """Captures CUDA graphs that share one memory pool: memory between kernels is allocated once, by the largest
-    graph.
+    """Captures CUDA graphs that share one memory pool: their intermediate tensors use the same memory, which is as
+    large as the largest graph needs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -98,8 +98,8 @@ class StepShape:
 
 
 def batch_sizes(max_rows: int) -> list[int]:
-    """Return the numbers of rows of the steps to capture: `max_rows` and the powers of two below it, the largest first,
-    since later captures reuse the memory of the first.
+    """Return the numbers of rows of the steps to capture: `max_rows` and the powers of two below it. The largest comes
+    first, since later captures reuse its memory.
     """
     # 6: [6, 4, 2, 1]
     sizes = [max_rows]
@@ -113,8 +113,8 @@ def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | 
     """Return the shape with the fewest tokens that is large enough for the rows; None if there is none or its padding
     costs more than an eager step.
 
-    A row is padded with tokens of its own, so no shape may be wider than the shortest row. Padding costs too much if it
-    more than doubles the number of tokens and there are more than FREE_TOKENS.
+    A row is padded with cached tokens of its own, so no shape may be wider than the row with the fewest tokens. Padding
+    costs too much if it more than doubles the number of tokens and there are more than FREE_TOKENS.
     """
     if not rows:
         return None
@@ -183,8 +183,8 @@ class StepGraphs:
     def capture(self, max_rows: int, table_width: int, budget_s: float, widths: Sequence[int]) -> None:
         """Capture steps of all widths and numbers of rows, until `budget_s` seconds are over.
 
-        max_rows: maximum number of rows of a step. table_width: maximum number of blocks of a row. widths: as `WIDTHS`.
-        Raises nothing: a shape that is not captured runs eagerly.
+        max_rows: maximum number of rows of a step. table_width: maximum number of blocks of a row. widths: numbers of
+        tokens per row, the most frequent first. Raises nothing: a shape that is not captured runs eagerly.
         """
         started_s = time.monotonic()
         sizes = batch_sizes(max_rows)
@@ -226,10 +226,10 @@ class StepGraphs:
         return _CapturedStep(static, graph, self.taps, features)
 
     def forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None] | None:
-        """Replay a captured step over the rows. Return their logits and features, as `ForwardPath.forward` and
-        `FeaturePath.features`.
+        """Replay a captured step over the rows. Return their requested logits [sum(num_logits), V] float32 in the order
+        of the rows, and the tapped hidden states [sum(num_new), taps, H] of their new tokens.
 
-        Features are None if there are no taps. Returns None if no captured shape fits the rows.
+        The hidden states are None if there are no taps. Returns None if no captured shape fits the rows.
         """
         shape = best_shape(self._captured, rows)
         if shape is not None and not set(self.taps) <= set(self._captured[shape].taps):

@@ -26,9 +26,9 @@ from outrider.wire.peer_text import bound_text
 
 ADDED_TOKENS = "added_tokens.json"
 FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
-"""Boolean fields of a token in these files, named as the fields of `AddedToken`."""
+"""Boolean fields of an added token in tokenizer_config.json. `AddedToken` has fields of the same names."""
 ID = re.compile(r"[0-9]{1,9}")
-"""Pattern of a token id that is a key of a JSON object."""
+"""Pattern of a token id that is written as the key of a JSON object."""
 
 
 def parse_added_tokens_decoder(model: str, config: Mapping[str, Any]) -> dict[int, AddedToken] | None:
@@ -74,8 +74,8 @@ def read_added_tokens(model: str, config: Mapping[str, Any], tokenizer: Tokenize
 
 
 def add_tokens(model: str, tokenizer: Tokenizer, listed: Mapping[int, AddedToken], config: Mapping[str, Any]) -> bool:
-    """Complete the tokenizer, in place: add the listed and special tokens that it does not have, and set the flags of
-    the others as listed.
+    """Complete the tokenizer, in place: add the listed and special tokens that it does not have, and give the tokens
+    that it has the listed flags.
 
     listed: added tokens by id. config: content of tokenizer_config.json. Returns whether anything changed. Raises
     ConfigError for a token that cannot get its listed id.

@@ -20,12 +20,13 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.models.tokenizer_json import MAX_TOKEN_ID, TOKENIZER_CONFIG, read_special_tokens
 
 NO_END = -1
-"""Value of `eos_token_id` in configurations of checkpoints that have no end token, or name it in another file."""
+"""Value of `eos_token_id` in the configurations of checkpoints that have no end token, or name it only in another
+file."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndTokens:
-    """Token ids that end an output, by the files of a model."""
+    """Token ids that end an output, according to the files of a model."""
 
     ids: tuple[int, ...]
     """All end ids that any of the files names."""
@@ -37,8 +38,8 @@ def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
     """Return the generation settings of a folder or hub id: from generation_config.json or, if there is none, from
     config.json.
 
-    For the end ids use `read_ends`: `eos_token_id` here is that of one file alone. Raises ConfigError for a value that
-    is not a token id.
+    Their `eos_token_id` is from that file alone; `read_ends` returns the end ids of all files. Raises ConfigError for a
+    value that is not a token id.
     """
     raw = read_model_json(model, GENERATION)
     file = CONFIG if raw is None else GENERATION
@@ -55,10 +56,10 @@ def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
 
 
 def read_ends(model: str, config: PreTrainedConfig) -> EndTokens:
-    """Return the end ids that the files of a folder or hub id name, all together. If no file names any, the default of
-    the config class is returned.
+    """Return the end ids that any file of a folder or hub id names. If no file names any, return the default of the
+    config class.
 
-    Fine-tunes of base models often have the end of a chat in one file alone. Raises ConfigError for a value that is not
+    Fine-tunes of base models often name the end of a chat in one file alone. Raises ConfigError for a value that is not
     a token id.
     """
     tokenizer = find_tokenizer(model)
@@ -156,7 +157,7 @@ def decoder_start_of(config: PreTrainedConfig, generation: GenerationConfig | No
     """Return the token ids with which every output of an encoder-decoder model begins; empty for other models.
 
     The first id starts the decoder. A second follows if the generation settings force it (`forced_bos_token_id`).
-    Raises ConfigError if neither configuration names the first.
+    Raises ConfigError if neither `config` nor `generation` names the first id.
     """
     if not config.is_encoder_decoder:
         return ()

@@ -28,7 +28,7 @@ ATTRIBUTES = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "vocab_size": "vocab_size",
 }
-"""Configuration field for each GGUF key that is missing in transformers' lists for some architectures."""
+"""Configuration field for each GGUF key that transformers does not read for some architectures."""
 WITHOUT_EFFECT = ("attention.causal", "tensor_data_layout", "use_parallel_residual", "rope.scaling.finetuned")
 """GGUF keys (after the architecture's name) that change no output."""
 YARN = {
@@ -38,16 +38,18 @@ YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-"""Field of a YaRN scaling for each of its GGUF keys."""
+"""For each GGUF key of a YaRN scaling, the field of transformers' configuration of the scaling."""
 LINEAR = {"rope.scaling.factor": "factor"}
-"""Field of a linear scaling for its GGUF key."""
+"""For the GGUF key of a linear scaling, the field of transformers' configuration of the scaling."""
 FREQUENCIES = "rope_freqs.weight"
-"""Name of the tensor [head_dim / 2] float32 by which the rotary frequencies are divided: the scaling of Llama 3."""
+"""Name of the tensor [head_dim / 2] float32 by which the rotary frequencies are divided. In a GGUF file it stands for
+Llama 3's rope scaling."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Fields of the scaling that have the same value in Llama 3.1 to 3.3; their `factor` differs."""
+"""Fields of Llama 3's rope scaling that have the same value in Llama 3.1 to 3.3. Its `factor` is not among them, since
+it differs."""
 SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
-"""Architecture and number of layers of the 27B Gemmas. They scale attention by hidden size over number of heads, which
-their files do not state."""
+"""Pairs (architecture, number of layers) of the 27B Gemmas. These scale attention by hidden size over number of heads,
+which their files do not state."""
 
 
 def complete(config: PreTrainedConfig, header: GgufHeader) -> None:

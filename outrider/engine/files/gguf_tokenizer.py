@@ -30,16 +30,17 @@ BYTE_LEVEL = "gpt2"
 AS_GPT2 = frozenset(
     ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "a.x-4.0", "mellum", "exaone4", "granite-docling")
 )
-"""Names in `tokenizer.ggml.pre` of pre-tokenizers that are GPT-2's."""
+"""Names in `tokenizer.ggml.pre` of pre-tokenizers that split text as GPT-2's pre-tokenizer does."""
 EACH_DIGIT = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"))
-"""Names in `tokenizer.ggml.pre` of pre-tokenizers that split numbers into digits and then do as GPT-2's."""
+"""Names in `tokenizer.ggml.pre` of pre-tokenizers that split numbers into digits and then split text as GPT-2's
+does."""
 WHOLE_WORDS = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 )
-"""Names in `tokenizer.ggml.pre` of pre-tokenizers whose BPE takes a word that is a token without merging
+"""Names in `tokenizer.ggml.pre` of pre-tokenizers for a BPE that applies no merges to a word that is itself a token
 (`ignore_merges`). Their texts begin with `bos_token` unless the file states otherwise."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
-"""Fields of the tokenizer_config.json that is made from the file."""
+"""Names of the special tokens in the tokenizer_config.json that is made from a GGUF file."""
 
 
 def gguf_tokenizer_files(path: Path) -> pb.TokenizerFiles:

@@ -29,14 +29,15 @@ MAX_OTHER_BYTES = 8 << 20
 """Maximum size in bytes of other files that are read whole. Orpheus 3B's tokenizer_config.json has 5 MiB."""
 
 MAX_QUOTED = 400
-"""Maximum length in bytes of another library's error that is quoted in one of ours, since it may contain much of a
-file."""
+"""Maximum length in bytes of another library's error where one of our errors quotes it. The rest is cut off, since it
+may contain much of a file."""
 
 
 def check_folder(folder: Path) -> None:
     """Raise ConfigError unless a model folder has a configuration, a tokenizer and weights as safetensors.
 
-    The message names the first file that is missing. A folder with an adapter is refused, as by `check_no_adapter`.
+    The message names the first file that is missing. A folder with an adapter is refused, too, since adapters are not
+    applied.
     """
     check_no_adapter(str(folder))
     if _file_in(folder, CONFIG) is None:
@@ -116,8 +117,8 @@ def weight_map(model: str) -> dict[str, Path] | None:
 
 
 def config_name(model: str) -> str:
-    """Return how errors name the file with the configuration: "the config.json of MODEL", or "the header of MODEL" for
-    GGUF.
+    """Return the name, in errors, of the file with the configuration: "the config.json of MODEL", or "the header of
+    MODEL" for GGUF.
     """
     if is_gguf(model):
         return f"the header of {model}"
@@ -127,7 +128,8 @@ def config_name(model: str) -> str:
 def read_model_json(model: str, name: str) -> dict[str, Any] | None:
     """Return the JSON object in the file `name` of a folder or hub id; None if it has no such file.
 
-    Raises ConfigError for a file that is too large or is not a JSON object, and as `model_file` does.
+    Raises ConfigError for a file that is too large or is not a JSON object, for a link that leads out of the folder,
+    and for a hub id of which nothing can be fetched.
     """
     path = model_file(model, name)
     if path is None:
@@ -152,7 +154,7 @@ def model_file(model: str, name: str) -> Path | None:
 def gguf_path(model: str) -> Path | None:
     """Return the path of the GGUF file that the setting `model` names; it is fetched from the hub if it is not local.
 
-    Returns None for a folder or for a hub id of a repository. Raises ConfigError if there is no such file.
+    Returns None if `model` is a folder or the hub id of a repository. Raises ConfigError if there is no such file.
     """
     if not is_gguf(model):
         return None
@@ -207,7 +209,8 @@ def read_file(path: Path) -> bytes:
 def read_optional(model: str, name: str) -> bytes:
     """Return the content of the file `name` of a folder or hub id; empty if it has no such file.
 
-    Raises ConfigError as `model_file` and `read_file` do.
+    Raises ConfigError for a file that cannot be read or is too large, for a link that leads out of the folder, and for
+    a hub id of which nothing can be fetched.
     """
     path = model_file(model, name)
     if path is None:

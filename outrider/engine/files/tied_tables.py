@@ -18,13 +18,13 @@ from outrider.wire.errors import ConfigError
 TIES = ("tie_word_embeddings", "tie_embedding")
 """Fields of config.json that state whether embedding and output projection are one tensor. The second is LFM2's."""
 IN_LAYER = re.compile(r"(^|\.)(layers\.\d+|mtp)\.")
-"""Pattern of names of tensors inside a layer. In such a place the MTP heads of a checkpoint have a copy of the
-embedding."""
+"""Pattern of names of tensors inside a layer. The model's embedding is not searched among them, since the MTP heads of
+a checkpoint have copies of it there."""
 
 
 def check_tied_names(model: str, network: PreTrainedModel, stored: Iterable[str]) -> None:
-    """Raise ConfigError if embedding and output projection should be two tensors, one of them is missing, and
-    transformers would use the other for both.
+    """Raise ConfigError if config.json states that embedding and output projection are two tensors, and the files have
+    only one of them. transformers would use that one for both.
 
     network: on the meta device. stored: names of the tensors in the files.
     """
@@ -48,8 +48,8 @@ def check_tied_names(model: str, network: PreTrainedModel, stored: Iterable[str]
 
 
 def check_tied_weights(model: str, network: PreTrainedModel) -> None:
-    """Raise ConfigError if embedding and output projection were loaded as two tensors, and config.json states that they
-    are one.
+    """Raise ConfigError if config.json states that embedding and output projection are one tensor, and the files have
+    two with different values.
     """
     head = _head_name(network)
     source = network.get_expanded_tied_weights_keys(all_submodels=True).get(head)

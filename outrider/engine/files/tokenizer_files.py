@@ -49,7 +49,7 @@ SAMPLE = "hello"
 TEXT_SUFFIXES = (".json", ".txt", ".model")
 """Suffixes of the files that transformers may read to convert a tokenizer."""
 MAX_SHOWN = 3
-"""Maximum number of tokens that the sentence of `tokens_beyond` names."""
+"""Maximum number of tokens that the sentence from `tokens_beyond` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ _cache: ContextVar[dict[str, FoundTokenizer | None] | None] = ContextVar("found_
 
 
 def tokenizer_files(model: str) -> pb.TokenizerFiles:
-    """Return the files of a model's tokenizer; an optional file that is missing is empty. Raises as `read_tokenizer`
-    does.
+    """Return the files of a model's tokenizer; an optional file that is missing is empty. Raises ConfigError if there
+    is no tokenizer, or if it is damaged or contradicts itself.
     """
     return read_tokenizer(model).files
 

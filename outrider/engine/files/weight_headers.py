@@ -41,14 +41,14 @@ MODULES_PER_TENSOR = 32
 """Maximum number of modules of a network per tensor in its files. Llamas have 1.6. The highest ratios are of networks
 in which each expert is a module and all experts are in one tensor."""
 MIN_MODULES = 4096
-"""Number of modules that a network may have whatever its files contain; they are built within a second."""
+"""Number of modules that a network may always have, whatever its files contain; so many are built within a second."""
 PARAMETERS_PER_ELEMENT = 2
-"""Maximum number of parameters of a network per number in its files. It is 2 if the files have embedding and projection
-as one tensor."""
+"""Maximum number of parameters of a network for each number in its files. A network has up to twice as many numbers as
+its files if these have embedding and projection as one tensor."""
 MIN_PARAMETERS = 1 << 26
-"""Number of parameters that a network may have whatever its files contain: 256 MiB in float32."""
+"""Number of parameters that a network may always have, whatever its files contain: 256 MiB in float32."""
 COMPLEX = ("C64", "C128")
-"""Dtypes of safetensors, complex numbers, that are refused."""
+"""Names, in safetensors, of the dtypes of complex numbers. Files with these are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TensorHeader:
 
     shape: tuple[int, ...]
     dtype: str
-    """Name of the dtype in safetensors; for GGUF the number of the tensor's type."""
+    """Name of the dtype as in safetensors; for GGUF the number of llama.cpp's tensor type, as text."""
     path: Path
     """File that contains the tensor."""
 
@@ -174,11 +174,11 @@ def bounded_build(shown: str, num_tensors: int) -> Iterator[None]:
 
 
 def check_sizes(model: str, network: nn.Module, headers: Mapping[str, TensorHeader], *, is_quantised: bool) -> None:
-    """Raise ConfigError unless the shapes of the network's tensors are those in the files, and the network's size is in
-    proportion to the files.
+    """Raise ConfigError if a tensor of the network has another shape than in the files, or if the network is far larger
+    than the files: larger than both MIN_PARAMETERS and PARAMETERS_PER_ELEMENT times their elements.
 
     network: on the meta device. headers: headers of the tensors in the files, by name. is_quantised: whether the files
-    have quantised tensors, whose shapes differ from the network's.
+    have quantised tensors. Shapes are then not compared, and a larger network is allowed.
     """
     parameters_per_element = PARAMETERS_PER_ELEMENT
     if is_quantised:

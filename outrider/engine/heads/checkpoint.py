@@ -21,10 +21,11 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import INDEX_FILE, SAFETENSORS_FILES, is_gguf
 
 EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
-"""Endings of the possible names of the input embedding in a target's checkpoint. They are compared after a dot is put
-before the name."""
+"""Endings by which the input embedding is recognised among the tensor names of a target's checkpoint. Names are
+compared with a dot put in front."""
 PROJECTIONS = (".lm_head.weight", ".embed_out.weight")
-"""Endings of the possible names of the lm_head in a target's checkpoint, compared in the same way as `EMBEDDINGS`."""
+"""Endings by which the lm_head is recognised among the tensor names of a target's checkpoint. Names are compared with a
+dot put in front."""
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 """Names of the pickle files in which a head's weights may be stored, tried in this order."""
 
@@ -59,8 +60,8 @@ class Checkpoint:
         return "speculators_model_type" in self.config
 
     def refusal(self, what: str, *, of: str = "", param: str = "model") -> ConfigError:
-        """Return a `ConfigError` with a message "MODEL `what`" or, with `of`, "`of` of MODEL `what`". `of`: the tensor
-        or the key at fault. `param`: the request or setting field that the error names.
+        """Return a `ConfigError` that says why this checkpoint is refused: "MODEL `what`" or, if `of` names the tensor
+        or the key at fault, "`of` of MODEL `what`". `param`: the request or setting field that the error names.
         """
         subject = self.model
         if of:
@@ -189,8 +190,8 @@ class TargetFiles:
         return scale
 
     def projection(self) -> Tensor:
-        """Return the target's lm_head [V, dt]; with tied weights this is the embedding. Raises `ConfigError` as
-        `embedding` does.
+        """Return the target's lm_head [V, dt]; with tied weights this is the embedding. Raises `ConfigError` if its
+        files do not have it as one floating-point tensor.
         """
         if self._is_tied and not any(f".{name}".endswith(PROJECTIONS) for name in self._weights.names):
             return self.embedding()

@@ -7,12 +7,12 @@ from typing import Any
 from outrider.engine.heads.checkpoint import Checkpoint
 
 MAX_NUMBER = 1 << 31
-"""Largest value of a whole number in config.json, for keys without a bound of their own: 2^31."""
+"""Largest whole number that is accepted in config.json, 2^31, for keys that have no smaller bound."""
 
 
 class Keys:
-    """Reader of the keys of a config.json. Its methods raise a `ConfigError` that names the key if a value has another
-    type.
+    """Reader of the keys of a config.json. Its methods raise a `ConfigError` that names the key if its value does not
+    have the type that they read.
     """
 
     def __init__(self, files: Checkpoint, *parts: str) -> None:
@@ -52,8 +52,8 @@ class Keys:
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return the boolean value of the key with this name; None if there is none. Raises `ConfigError` for another
-        type.
+        """Return the boolean value of the key with this name; None if there is no such key. Raises `ConfigError` if the
+        value is not a boolean.
         """
         value = self.get(name)
         if value is not None and type(value) is not bool:

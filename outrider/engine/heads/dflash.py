@@ -43,8 +43,8 @@ UNSERVED = {
     "input_embedding_scale": "scaled embeddings",
     "output_multiplier": "scaled logits",
 }
-"""Keys of config.json that stand for computations that are not implemented, with their names in errors. A head is
-refused if one has another value than 0, false or 1."""
+"""Keys of config.json that switch on computations that are not implemented, each with the name of the computation in
+errors. A head is refused if one of these keys has a value other than 0, false, null or 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,8 @@ class DFlashConfig(LlamaFacts):
     windows: tuple[int | None, ...]
     """For each layer, the maximum number of keys that a query attends to, including its own; None = all."""
     causal: tuple[bool, ...]
-    """For each layer, whether attention within the block is causal."""
+    """For each layer, whether a token of the block attends only to the block's tokens before it and to itself. False =
+    all tokens of the block attend to each other."""
     block: BlockShape
     embedding_scale: float = 1.0
     """Factor on the embeddings of a block's tokens."""
@@ -118,8 +119,8 @@ class DFlashHead(LlamaHead, BlockHead):
         return self.with_biases(logits, markov.markov_w2(torch.cat(latents)))
 
     def with_biases(self, logits: Tensor, biases: Tensor) -> Tensor:
-        """Return logits [N, V] to which the biases [N, Vd] of the sequential head are added, in the columns for which
-        the head has rows. The dtype is that of the logits.
+        """Return the sum of logits [N, V] and the sequential head's biases [N, Vd], in the dtype of the logits. The
+        biases are added in the columns of the token ids for which the lm_head has a row.
         """
         if self.draft_ids is None:
             return logits + biases.to(logits.dtype)
@@ -144,7 +145,9 @@ def visible(hidden: Tensor, num_read: int, window: int | None, *, is_causal: boo
 
 
 class MarkovHead(nn.Module):
-    """DSpark's sequential head. Its tensors have the names used by DeepSpec, SpecForge and speculators."""
+    """DSpark's sequential head: it computes biases for the logits at a position from the token before the position and,
+    in some kinds, from hidden states. Its tensors have the names used by DeepSpec, SpecForge and speculators.
+    """
 
     def __init__(self, facts: DFlashConfig) -> None:
         super().__init__()
@@ -161,11 +164,11 @@ class MarkovHead(nn.Module):
         return torch.zeros_like(self.markov_w1.weight[:1])
 
     def step(self, token_ids: Tensor, hidden: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance the sequential head by one position of N blocks. Return the latents, from which `markov_w2` makes the
-        biases, and the new states, each [N, r].
+        """Advance the sequential head of N blocks by one position. Return the latents, from which the linear layer
+        `markov_w2` computes the biases of the logits, and the new recurrent states, each [N, r].
 
-        `token_ids` [N] int64: the tokens before the positions. `hidden` [N, d]: hidden states of the positions.
-        `states` [N, r]: the states before them.
+        `token_ids` [N] int64: for each block the token before the position. `hidden` [N, d]: the head's hidden states
+        at the position. `states` [N, r]: the recurrent states before it.
         """
         embedded = self.markov_w1(token_ids)  # [N, r]
         if self.kind == "vanilla":

@@ -13,9 +13,10 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
     its files.
 
     d2t holds offsets: row i stands for the id i + d2t[i]. t2d is a mask over the target's ids. A head with `vocab_size`
-    rows needs neither of them.
+    rows needs neither of them. `files`: the head's checkpoint, for messages. `num_rows`: Vd.
 
-    Raises `ConfigError` if a smaller head has neither, or if they contradict each other or do not fit.
+    Raises `ConfigError` if a head with fewer rows has neither tensor, or if the tensors contradict each other or do not
+    fit.
 
     Example: d2t [0, 0, 3] gives the ids [0, 1, 5]; the same head's t2d is true at 0, 1 and 5.
     """

@@ -35,13 +35,15 @@ class Eagle3Config(LlamaFacts):
     """Configuration of an EAGLE-3 or P-EAGLE head."""
 
     norm_before_residual: bool = False
-    """Whether the first layer's residual is the feature after its norm; False = before it."""
+    """Whether the residual of the first layer is the feature after its norm. False = the residual is the feature before
+    the norm."""
     qk_norms: bool = False
     """Whether queries and keys are normed per attention head, as in Qwen 3."""
     qkv_bias: bool = False
     has_swapped_norms: bool = False
-    """Whether the first layer's norms of embeddings and features are exchanged. False as files are read; the wiring
-    test sets it to find files that mean the contrary."""
+    """Whether the first layer applies the norm of the embeddings to the features, and the norm of the features to the
+    embeddings. False for every head that is read. The wiring test tries True, to find files in which the names of the
+    two norms are exchanged."""
     mask_id: int | None = None
     """Token id of the mask tokens that a P-EAGLE head fills; None for an EAGLE-3 head."""
 
@@ -96,7 +98,9 @@ class Eagle3Head(LlamaHead, CarryHead):
     def run_layers(
         self, features: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
     ) -> Tensor:
-        """Return the last layer's output [B, T, d] for features and token embeddings, each [B, T, d]."""
+        """Return the last layer's output [B, T, d] for features and token embeddings, each [B, T, d]. `rotary`: cosines
+        and sines of the tokens' positions. `cache`: the head's KV cache; None = there are no earlier tokens.
+        """
         first: Any = self.layers[0]
         token_norm, feature_norm = self.joining_norms()
         normed = feature_norm(features)
@@ -129,10 +133,11 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 
 def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read the files of a P-EAGLE head for the target: EAGLE-3's tensors, and `mask_hidden`, a learnt stand-in for
-    hidden states that do not exist yet.
+    """Read the files of a P-EAGLE head for the target: EAGLE-3's tensors, and `mask_hidden`, learnt hidden states for
+    mask tokens, for which the target has computed none.
 
-    The stand-in is projected once, here, into `mask_feature`. Raises `ConfigError` as `read_eagle3` does.
+    `mask_hidden` is projected once, here, into `mask_feature`. Raises `ConfigError` naming what is missing, unknown or
+    does not fit.
     """
     reader = HeadReader(files, target, NAMES)
     hidden = reader.tensors.pop("mask_hidden", None)

@@ -29,7 +29,8 @@ does not fit."""
 WRAPPED = "speculators_model_type"
 """Key of config.json that names the kind of a head in speculators' layout."""
 WEIGHTS = "weights"
-"""Key in `HeadFamily.signs` under which the pattern of the pickle's file name stands."""
+"""Key in `HeadFamily.signs` whose pattern is compared with the file name of the pickle that holds the weights, instead
+of with a value of config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,9 @@ class HeadFamily:
     paths: tuple[str, ...] = ("paged",)
     """Names of the attention paths that can run the family, the fastest first; empty for a head without a KV cache."""
     signs: Mapping[str, str] = field(default_factory=dict)
-    """Patterns of values by key. A key is one of config.json or of the object dflash_config in it, or `WEIGHTS` for the
-    file name of the pickle with the weights. One match is enough; the value false never matches."""
+    """Patterns that identify the family by the values of keys. A key is one of config.json, or of the object
+    dflash_config in it, or `WEIGHTS`, whose value is the file name of the pickle with the weights. One match is enough.
+    A key with the value false does not match."""
     tensors: tuple[str, ...] = ()
     """Patterns of tensor names. A checkpoint matches if each of them matches a whole tensor name in it."""
     forbidden_tensor: str | None = None
@@ -146,7 +148,7 @@ OTHER_WRAPPED = HeadFamily(
     label="a speculators model of another type",
     signs={WRAPPED: "^(?!(eagle3|mtp|dspark|dflash|peagle)$)"},
 )
-"""Family for speculators' layout with a type that is none of ours. It is tried first, since its config.json may also
+"""Family of heads in speculators' layout whose type is not served. It is tried first, since such a config.json may also
 match other families."""
 FAMILIES = (
     OTHER_WRAPPED,
@@ -172,14 +174,16 @@ FAMILIES = (
     MEDUSA,
     HeadFamily(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
 )
-"""Families in the order in which they are tried. A draft that matches none of them is PARD or MODEL."""
+"""Families in the order in which they are tried. A draft that matches none of them is a model: of the family PARD if
+its config.json has the token id of PARD's masks, otherwise of the family MODEL."""
 
 
 def family_of(files: Checkpoint, target: str | None = None) -> HeadFamily:
     """Return the family of a draft, by its configuration or else by the names of its tensors.
 
     `target`: folder or hub id of the target. If the draft is the same folder or hub id and has MTP layers, the draft is
-    the MTP head in it. Raises `ConfigError` for a family that is not served, naming it, and as `Checkpoint.names` does.
+    the MTP head in it. Raises a `ConfigError` that names the family if it is not served, and a `ConfigError` if the
+    tensor names are in a pickle that may not be read.
     """
     if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files)):
         if not has_mtp(files.names):

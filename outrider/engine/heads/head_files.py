@@ -41,8 +41,8 @@ PADDED = {
     "lm_head.weight": "draft_vocab_size",
     "markov_head.markov_w2.weight": "draft_vocab_size",
 }
-"""Names of tensors that may have padding rows, each with the field of `HeadFacts` that is the number of rows without
-padding."""
+"""Names of tensors that may have padding rows. The value is the field of `HeadFacts` that states the number of rows
+without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class HeadFiles:
     projection: Projection
     """Projection of the target's hidden states to features, in the files' dtype."""
     undecided: tuple[str, ...] = ()
-    """Names of boolean fields of `facts` that the files leave open. These fields have the likelier value."""
+    """Names of boolean fields of `facts` that the files do not state. Here these fields have the likelier value; the
+    wiring test tries both."""
 
 
 class HeadReader(Keys):
@@ -78,7 +79,8 @@ class HeadReader(Keys):
         be served: quantised or with numbers that are not finite.
 
         `names`: pairs of a pattern for the start of a tensor name in the files and its replacement; the first match
-        counts. `prefix`: start of the names of the tensors to read, which is cut off first. `parts`: as for `Keys`.
+        counts. `prefix`: start of the names of the tensors to read, which is cut off first. `parts`: names of
+        objects in config.json in which keys are looked up as well.
         """
         super().__init__(files, *parts)
         self.target = target
@@ -111,9 +113,9 @@ class HeadReader(Keys):
         """Return the configuration of the head's layers, built by the config class of their model type, since files
         leave out values that are the class's defaults.
 
-        `raw`: the part of config.json that describes the layers; None = the whole of it or, in speculators' layout, its
-        transformer_layer_config. `has_windows`: whether layers may have a sliding window. Raises `ConfigError` for
-        layers that cannot be served.
+        `raw`: the part of config.json that describes the layers. None = the whole config.json or, in speculators'
+        layout, the object transformer_layer_config in it. `has_windows`: whether layers may have a sliding window.
+        Raises `ConfigError` for layers that cannot be served.
         """
         if raw is None:
             raw = self.config
@@ -188,8 +190,9 @@ class HeadReader(Keys):
         return taps
 
     def llama_facts(self, layers: PreTrainedConfig, taps: tuple[int, ...]) -> dict[str, Any]:
-        """Return the fields of `LlamaFacts`, by name, for a head with layers of this configuration. `taps`: as
-        `LlamaFacts.taps`. Raises `ConfigError` for rotary positions or tensor shapes that do not fit.
+        """Return the fields of `LlamaFacts`, by name, for a head with layers of this configuration. `taps`: indices of
+        the target's hidden states that the head reads. Raises `ConfigError` for rotary positions or tensor shapes that
+        do not fit.
         """
         width, vocab_size = layers.hidden_size, self.target.vocab_size
         self.check_shape("fc.weight", (width, len(taps) * self.target.width))
@@ -231,7 +234,9 @@ class HeadReader(Keys):
             )
 
     def pop(self, name: str, *shape: int) -> Tensor:
-        """Remove the tensor `name` from `tensors` and return it. Raises `ConfigError` for another shape."""
+        """Remove the tensor `name` from `tensors` and return it. Raises `ConfigError` unless the tensor exists and has
+        the dimensions `shape`.
+        """
         self.check_shape(name, shape)
         return self.tensors.pop(name)
 
@@ -244,8 +249,9 @@ class HeadReader(Keys):
     ) -> HeadFiles:
         """Return the checked contents of the head's files. Tensors that they leave out are taken from the target.
 
-        `facts`, `network`: configuration and class of the network. `projection`: the projection. `undecided`: as in
-        `HeadFiles`. Raises `ConfigError` unless all tensors fit.
+        `facts`, `network`: configuration and class of the network. `projection`: the projection of the target's hidden
+        states. `undecided`: names of boolean fields of `facts` that the files do not state. Raises `ConfigError` unless
+        all tensors fit.
         """
         d2t, t2d = self.tensors.pop("d2t", None), self.tensors.pop("t2d", None)
         ids = target_ids(self.files, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
@@ -258,8 +264,8 @@ class HeadReader(Keys):
     def fill_from_target(self, facts: HeadFacts) -> None:
         """Add the target's embedding and lm_head to `tensors` if the head has none of its own, and cut padding rows.
 
-        In a head that ties both (tie_word_embeddings), the lm_head is its own embedding. Raises `ConfigError` if the
-        target's do not fit.
+        If config.json sets tie_word_embeddings and the head has an embedding of its own, that embedding is also its
+        lm_head. Raises `ConfigError` if the target's tensors do not have the head's width.
         """
         tensors, target = self.tensors, self.target
         ids = tensors.get("draft_ids")
@@ -284,7 +290,9 @@ class HeadReader(Keys):
                 tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
 
     def check_tensors(self, facts: HeadFacts, network: type[HeadNetwork]) -> None:
-        """Raise `ConfigError` unless `tensors` are exactly those of a `network` with these facts."""
+        """Raise `ConfigError` unless `tensors` has exactly the tensors, by name and shape, of a `network` with the
+        configuration `facts`.
+        """
         try:
             with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
                 head = network(facts)
@@ -297,8 +305,8 @@ class HeadReader(Keys):
             ) from error
 
     def refuse(self, what: str, names: Iterable[str], *, of: str = "") -> None:
-        """Raise a `ConfigError` with the message "has `what`: NAMES" if `names`, tensor names, is not empty. of: as for
-        `Checkpoint.refusal`.
+        """Raise a `ConfigError` that the checkpoint "has `what`: NAMES" if `names`, tensor names, is not empty. `of`:
+        the tensor or the key at fault, which the message then names first.
         """
         found = bound_text(", ".join(sorted(names)), MAX_QUOTED)
         if found:

@@ -43,7 +43,8 @@ EXACT = re.compile(r"\.e_score_correction_bias$")
 """Pattern of names of tensors that keep their own dtype, as in transformers: a lower precision would change the routing
 to experts."""
 TEST_CONTEXT = 64
-"""Maximum length of a text in the self-test, in tokens; a block may be appended to it."""
+"""Maximum length in tokens of a text in the self-test of heads. For a head that fills blocks, a block is appended to
+it."""
 AnyHeadPath = HeadPath | FusedHeadPath
 
 
@@ -63,17 +64,17 @@ class LoadedHead:
     """Head of any family, loaded and ready to draft for its target."""
 
     network: HeadNetwork
-    """The head's network. The wiring test decides the fields of its facts that `undecided` names, and sets them."""
+    """The head's network. The wiring test sets the fields of its facts that `undecided` names."""
     projection: Projection
     """Projection of the target's hidden states to features, on the CPU."""
     facts: ModelFacts
     num_layers: int
     """Number of the target's layers."""
     runner: ModelRunner | None = None
-    """Runner of forwards with features, which holds the head's KV cache; None for heads without a cache. A logit is
-    `UNMAPPED` for a token id for which the lm_head has no row."""
+    """Runner of the head's forwards, which holds the head's KV cache; None for heads without a cache. Its logits are
+    `UNMAPPED` (-1e9) for token ids for which the lm_head has no row."""
     undecided: tuple[str, ...] = ()
-    """Names of boolean fields of the network's facts that the files leave open, as in `HeadFiles`."""
+    """Names of boolean fields of the network's facts that the head's files do not state."""
 
     @property
     def path(self) -> AnyHeadPath:
@@ -85,10 +86,11 @@ class LoadedHead:
 
 
 def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickle: bool = False) -> LoadedHead:
-    """Load the head in `config.model` for a target, given as a folder or hub id, and size its KV cache.
+    """Load the head in `config.model` for a target, given as a folder or hub id, and allocate its KV cache.
 
-    An embedding or lm_head that the head's files leave out is taken from the target. `allow_pickle`: as for
-    `Checkpoint`. Raises a `ConfigError` that names what cannot be served.
+    An embedding or lm_head that the head's files leave out is taken from the target. `allow_pickle`: whether the
+    weights may be read from a pickle if there is no other file. Raises a `ConfigError` that names what cannot be
+    served.
     """
     assert family.network is not None and family.read is not None, "a model has its own loader"
     device = resolve_device(config.device)
@@ -122,8 +124,8 @@ def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickl
 
 
 def dtype_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> torch.dtype:
-    """Return the torch dtype of a head with these tensors for the setting `dtype`. auto: float32 on a CPU, the dtype of
-    the lm_head in `tensors` on a GPU.
+    """Return the torch dtype in which a head with these tensors runs: the one that the setting `dtype` names or, for
+    "auto", float32 on a CPU and the dtype of the lm_head in `tensors` on a GPU.
     """
     if dtype == "auto" and device.type != "cpu":
         return next(tensor.dtype for name, tensor in tensors.items() if name.startswith("lm_head"))

@@ -28,9 +28,10 @@ from outrider.engine.step_plan import Row
 class HeadPath(PagedPath):
     """Attention path that runs the modules of a head's network, on paged keys and values.
 
-    In a carry head each new token of a row has a feature. In a block head a row has C features and at least C new
-    tokens: the features are read in place of the first C tokens, and the tokens after them are a block. The caller
-    truncates the block from the block table afterwards. Rows request logits of the block alone.
+    In a carry head, which drafts token after token, each new token of a row has a feature. In a block head a row has C
+    features and at least C new tokens. The first C of these tokens are not fed: their features are written into the
+    cache at their positions. The tokens after them are a block, which the caller removes from the block table after the
+    forward. Rows request logits of the block alone.
     """
 
     hidden: Tensor
@@ -44,7 +45,7 @@ class HeadPath(PagedPath):
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         """Replace the storage of keys and values by one of `num_blocks` blocks of `block_size` tokens. A forward of one
-        token allocates it, since the shape of a layer's keys is known only then.
+        token allocates it, since the shape of a layer's keys is known only after a forward.
         """
         super().set_storage(num_blocks, block_size)
         table = KVPool(1, block_size).new_table()
@@ -53,7 +54,9 @@ class HeadPath(PagedPath):
             self.forward([Row(table, [0], 0, 0, (), features=torch.zeros(1, self.head.facts.width))])
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Return the logits of the rows as `ForwardPath.forward` does, and set `hidden`."""
+        """Run the head over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
+        rows, and set `hidden`.
+        """
         head = self.head
         none = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
         features = torch.cat([none, *(to_device(features_of(row, head), head.device).to(head.dtype) for row in rows)])
@@ -87,9 +90,7 @@ class HeadPath(PagedPath):
 
 class FusedHeadPath(FusedPath):
     """Attention path that runs an EAGLE-3 head in our C++ forward (CPU). The first layer reads features and token
-    embeddings.
-
-    The hidden state after the last layer is what the head passes on.
+    embeddings. The hidden states in `hidden` are the features of the next tokens.
     """
 
     hidden: Tensor
@@ -109,7 +110,9 @@ class FusedHeadPath(FusedPath):
         self._followed: Eagle3Config | None = None
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Return the logits of the rows as `ForwardPath.forward` does, and set `hidden`."""
+        """Run the head over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
+        rows, and set `hidden`.
+        """
         head = self.head
         self._follow()
         none = torch.empty(0, head.facts.width)
@@ -148,8 +151,8 @@ def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def features_of(row: Row, head: HeadNetwork) -> Tensor:
-    """Return the features [C, d] of a row, checked: one for each new token in a carry head; one for each of the first C
-    new tokens in a block head.
+    """Return the features [C, d] of a row, after asserting their number and width. A head that drafts token after token
+    has a feature for each new token (C = num_new). A block head has features for the first C new tokens.
     """
     features = row.features
     assert features is not None and features.shape[1] == head.facts.width, "no features of the head's width"

@@ -36,14 +36,15 @@ DEEPSEEK_NAMES = (
     (r"shared_head\.head\.", "lm_head."),
     ("", "layers.0."),
 )
-"""Patterns and replacements that turn tensor names of DeepSeek's and GLM's layout into the network's. They apply after
-`model.layers.{n}.`, where n is the number of the target's layers."""
+"""Patterns and replacements that turn tensor names of DeepSeek's and GLM's layout into the network's. They are applied
+to the rest of a name after `model.layers.{n}.`, where n is the number of the target's layers."""
 QWEN_NAMES = (
     (r"pre_fc_norm_embedding\.", "enorm."),
     (r"pre_fc_norm_hidden\.", "hnorm."),
     (r"fc\.", "eh_proj."),
 )
-"""Patterns and replacements that turn tensor names of Qwen's layout into the network's. They apply after `mtp.`."""
+"""Patterns and replacements that turn tensor names of Qwen's layout into the network's. They are applied to the rest of
+a name after `mtp.`."""
 SPECULATORS_NAMES = (
     (r"mtp_layers\.0\.token_layernorm\.", "enorm."),
     (r"mtp_layers\.0\.hidden_layernorm\.", "hnorm."),
@@ -53,7 +54,7 @@ SPECULATORS_NAMES = (
 )
 """Patterns and replacements that turn tensor names of speculators' layout into the network's."""
 MTP = "the MTP head"
-"""How errors about the tensors of an MTP head name it."""
+"""Name of an MTP head in errors about its tensors."""
 AROUND = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "lm_head.weight")
 """Names of an MTP head's tensors that have no counterpart in transformers' class for its layers."""
 JOINING = (*AROUND, "norm.weight", "embed_tokens.weight")
@@ -71,16 +72,18 @@ class JoinedConfig(HeadFacts):
     layers: PreTrainedConfig
     """Configuration of the decoder layers: their number, class and width. Its vocabulary size is the target's."""
     has_join_norms: bool
-    """Whether embedding and feature are normed before they are joined, and the output before the lm_head. True for MTP
-    heads, False for EAGLE-1."""
+    """Whether there are norms of the embedding and of the feature before the two are joined, and of the output before
+    the lm_head. True for MTP heads, False for EAGLE-1."""
     join_bias: bool = False
     """Whether the projection of embedding and feature has a bias (some EAGLE-1 heads)."""
     is_exchanged: bool = False
-    """Whether the feature comes before the embedding in the projection's input. False as files are read; the wiring
-    test sets it to find files that mean the contrary."""
+    """Whether the input of the projection is the feature and then the embedding, instead of the embedding and then the
+    feature. False for every head that is read. The wiring test tries True, to find heads that were trained in that
+    order."""
     has_swapped_norms: bool = False
-    """Whether the norms of embedding and feature are exchanged. False as files are read; the wiring test sets it to
-    find files that mean the contrary."""
+    """Whether the norm of the embedding is applied to the feature, and the norm of the feature to the embedding. False
+    for every head that is read. The wiring test tries True, to find files in which the names of the two norms are
+    exchanged."""
 
 
 class JoinedHead(CarryHead):
@@ -172,10 +175,10 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 
 def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
-    """Read the files of an MTP head for the target. Of several MTP layers the first is read, which then drafts token
-    after token from its own output.
+    """Read the files of an MTP head for the target. If there are several MTP layers, only the first is read. It then
+    drafts token after token, from its own output.
 
-    Raises `ConfigError` as `read_eagle1` does.
+    Raises `ConfigError` naming what is missing, unknown or does not fit.
     """
     layers = deepcopy(target.config.get_text_config(decoder=True))
     is_carry_normed = True

@@ -25,20 +25,20 @@ from outrider.engine.host_copy import to_device
 from outrider.engine.model_runner import ModelRunner
 
 PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
-"""Prefixes that some files put before the names of all tensors of the heads; tensors without it are then the base
-model's."""
+"""Prefixes that some files put before the names of all tensors of the heads. In such files, tensors without the prefix
+belong to the base model and are not read."""
 
 
 NAMES = ((r"(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."), (r"(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"))
-"""Pairs of a pattern and a replacement that turn tensor names of Medusa's repository, then vLLM's, into the
-network's."""
+"""Pairs of a pattern and a replacement that turn tensor names of Medusa's repository into the network's: first for the
+residual layers, then for the lm_heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaConfig(HeadFacts):
     """Configuration of Medusa or blockwise heads, whatever the layout of their files.
 
-    Their width is that of the target's hidden states after its final norm, which they read.
+    The heads read the target's hidden states after its final norm, so `width` is the width of these hidden states.
     """
 
     num_heads: int
@@ -85,8 +85,8 @@ class MedusaHeads(HeadNetwork):
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] as described in `HeadNetwork.score_text`, of the first of these heads. `runner`,
-        `ahead`: not used.
+        """Return the logits [P, V] of the first head for the tokens of a text from the third on. `features` [T, d]: the
+        target's hidden states of the T tokens, after its final norm. `runner`, `token_ids`, `ahead`: not used.
         """
         return self(features[:-1])[:, 0]
 

@@ -25,8 +25,8 @@ from outrider.engine.step_plan import Row
 H = TypeVar("H", bound="HeadNetwork")
 
 RMS_NORMS = (LlamaRMSNorm, Qwen3RMSNorm)
-"""Classes of transformers that compute what torch.nn.RMSNorm does, in six operations. `HeadNetwork.of` replaces them by
-it."""
+"""Classes of transformers that compute in six operations what torch.nn.RMSNorm computes in one. `HeadNetwork.of`
+replaces their modules by torch.nn.RMSNorm."""
 MASKED_POSITIONS = 8
 """Number of tokens of a block, for PARD and P-EAGLE drafts, whose files do not give it. Released PARD drafts were
 trained to fill this many."""
@@ -46,9 +46,11 @@ class HeadFacts:
     draft_vocab_size: int
     """Vd, number of rows of the lm_head; less than V in a head that can draft only some of the token ids."""
     is_lm_head_normed: bool = True
-    """Whether the lm_head reads the output after the final norm; False = before it."""
+    """Whether the lm_head reads the last layer's output after the final norm. False = it reads the output before the
+    norm."""
     is_carry_normed: bool = False
-    """Whether the head passes on its output after the final norm; False = before it."""
+    """Whether the hidden states in `HeadOutput.hidden` are taken after the final norm. False = they are taken before
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ class HeadOutput:
     logits: Tensor
     """Logits [1, N, V] float32; `UNMAPPED` for token ids for which the lm_head has no row."""
     hidden: Tensor
-    """Hidden states [1, N, d] in the head's dtype. In a carry head they are the features of the next tokens; in a block
-    head they are the input of the sequential head."""
+    """Hidden states [1, N, d] in the head's dtype. In a `CarryHead` they are the features of the next tokens. In a
+    DSpark head they are the input of the sequential head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,15 @@ class BlockShape:
     """B, number of tokens of a block, including the anchor."""
     mask_id: int
     from_anchor: bool = True
-    """Whether the logits at a position predict the token after it, beginning with the anchor's; the B-th draft token is
-    then that of the last mask. False = logits of a mask predict the token at the mask's own position, and those of the
-    anchor are not used."""
+    """True = the logits at a position predict the next token, so that the anchor predicts the first draft token and the
+    last mask the B-th. False = the logits at a mask predict the token at the mask's own position, and the anchor's
+    logits are not used."""
     feature: Tensor | None = None
     """[d], the feature of each mask token; None = mask tokens have no features."""
 
     @property
     def num_drafts(self) -> int:
-        """Number of draft tokens that one block gives: B, or B - 1 if the anchor predicts none."""
+        """Number of draft tokens that one block gives: B, or B - 1 if the logits of the anchor are not used."""
         if self.from_anchor:
             return self.size
         return self.size - 1
@@ -92,13 +94,16 @@ class BlockShape:
 
 
 class HeadNetwork(PreTrainedModel):
-    """Base class of the networks of heads, built from the facts and tensors of their files."""
+    """Base class of the networks of heads. A network is built from the configuration and the tensors that a head's
+    files contain.
+    """
 
     _supports_attention_backend = True
     _supports_sdpa = True
     lag: ClassVar[int] = 1
-    """Distance in tokens from the token whose feature an entry of the head's cache contains to the entry's own
-    position: 1 in carry heads, 0 in block heads."""
+    """Number of tokens by which a cache entry is ahead of the feature that it is computed from. 1 in a `CarryHead`: a
+    token's entry is computed from the feature of the token before. 0 in a `BlockHead`: it is computed from the token's
+    own feature."""
     facts: Any
     """Configuration of the network (a subclass of `HeadFacts`). It may be replaced by one that needs the same tensors;
     this takes effect at the next forward."""
@@ -118,8 +123,8 @@ class HeadNetwork(PreTrainedModel):
 
     @classmethod
     def of(cls: type[H], facts: Any, tensors: Mapping[str, Tensor]) -> H:
-        """Return a network with these facts and tensors, in eval mode. `tensors`: a state dict, of which nothing is
-        copied.
+        """Return a network with these facts and tensors, in eval mode. `tensors`: a state dict. The network uses its
+        tensors themselves, not copies.
 
         Raises RuntimeError for tensors that are missing, unknown or of another shape.
         """
@@ -151,10 +156,11 @@ class HeadNetwork(PreTrainedModel):
     ) -> HeadOutput:
         """Run the head over T tokens, input_ids [1, T] int64, and features [1, C, d].
 
-        A carry head needs one feature for each token (C = T). In a block head the C features come before the T tokens
-        of its blocks, and C or T may be 0. `position_ids`: [1, T]; in a block head [1, C + T], those of the features
-        first; None = counted from 0. `logits_to_keep`: indices [N] int64 of the tokens whose output is returned, or the
-        number of last tokens; 0 = all.
+        A `CarryHead` needs one feature for each token (C = T). In a `BlockHead` the C features come before the T tokens
+        of its blocks, and C or T may be 0. `position_ids`: [1, T]; in a `BlockHead` [1, C + T], first the positions of
+        the features, then of the tokens; None = 0, 1, 2 and so on. `past_key_values`: the head's KV cache; None =
+        nothing is cached. `use_cache`: not used. `logits_to_keep`: indices [N] int64 of the tokens whose output is
+        returned, or the number of last tokens; 0 = all.
         """
         if position_ids is None:
             num_positions = input_ids.shape[1]
@@ -171,7 +177,10 @@ class HeadNetwork(PreTrainedModel):
         return HeadOutput(self.spread(logits), normed if self.facts.is_carry_normed else hidden)
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
-        """Return the last layer's output [1, T, d], before the final norm. The parameters are those of `forward`."""
+        """Return the last layer's output [1, T, d], before the final norm, for T tokens, `input_ids` [1, T], and their
+        `features` [1, C, d]. `position_ids`: [1, T]; in a `BlockHead` [1, C + T], first the positions of the features.
+        `cache`: the head's KV cache; None = nothing is cached.
+        """
         raise NotImplementedError
 
     def score_text(
@@ -179,24 +188,27 @@ class HeadNetwork(PreTrainedModel):
     ) -> Tensor:
         """Return the logits [P, V] that predict the tokens of a text, each from the tokens before it (teacher forcing).
 
-        The first row predicts the text's third token, and so on. `features`: [T, d], one for each of the T tokens.
-        `ahead`: 2 = return the logits of a `CarryHead`'s second step instead, one row fewer, which predict one token
-        further on. The second step reads the head's own output as its feature or, in a head that fills masks, a mask.
+        The first row predicts the text's third token, the next row the fourth, and so on. `features`: [T, d], one for
+        each of the T tokens.
 
-        `runner`: runner of the head's path; None for a head without a cache. A `CarryHead` holds cache blocks while it
-        runs, and raises `OutOfBlocks`.
+        `ahead`: 1 = the logits of the first draft step; 2 = the logits of the second draft step, which only a
+        `CarryHead` has. In the second step the head reads its own output or, in P-EAGLE, a mask. The result then has
+        one row fewer, and its first row predicts the text's fourth token.
+
+        `runner`: runner of the head's path; None for a head without a cache. A `CarryHead` takes cache blocks while it
+        runs, and raises `OutOfBlocks` if too few are free.
         """
         raise NotImplementedError
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
-        """Return the known ways to misread files of this family, other than by wrong layers: pairs of a label and the
-        facts that such a misreading gives.
+        """Return configurations that the head may have in truth, if its files were misread in a known way: pairs of a
+        label for messages and a configuration. Wrong taps are not among them.
         """
         return ()
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Return logits [..., V] float32 for logits [..., Vd] of the lm_head's rows; `UNMAPPED` for token ids without a
-        row.
+        """Return logits [..., V] float32 over the target's vocabulary, from logits [..., Vd] of the lm_head's rows.
+        Token ids without a row get `UNMAPPED`.
         """
         logits = logits.float()
         if self.draft_ids is None:
@@ -205,8 +217,8 @@ class HeadNetwork(PreTrainedModel):
         return whole.index_copy_(-1, self.draft_ids, logits)
 
     def mapped(self, logits: Tensor) -> Tensor:
-        """Return the columns [..., Vd] of logits [..., V] of token ids for which the lm_head has rows. This is the
-        inverse of `spread`.
+        """Return, from logits [..., V] over the target's vocabulary, the columns [..., Vd] of the token ids for which
+        the lm_head has rows. This is the inverse of `spread`.
         """
         if self.draft_ids is None:
             return logits
@@ -244,8 +256,8 @@ class CarryHead(HeadNetwork):
 
 
 class BlockHead(HeadNetwork):
-    """Base class of heads that cache features and fill a block of positions after them in one forward. A block is not
-    kept in the cache.
+    """Base class of heads that cache features and fill a block of mask tokens after them in one forward. The block's
+    own keys and values are not kept in the cache.
     """
 
     lag = 0
@@ -266,8 +278,8 @@ class BlockHead(HeadNetwork):
         return self.fill(input_ids, position_ids[:, num_read:], cache)
 
     def read(self, features: Tensor, position_ids: Tensor, cache: Cache) -> None:
-        """Write keys and values of features [1, C, d] at positions [1, C] into the cache of every layer. Features are
-        not normed before.
+        """Write keys and values of features [1, C, d] at positions [1, C] into the cache of every layer. No norm is
+        applied to the features first.
         """
         features = features.to(self.dtype)
         rotary = self.rotary_emb(features, position_ids)
@@ -288,8 +300,11 @@ class BlockHead(HeadNetwork):
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] as described in `HeadNetwork.score_text`. The text is filled block by block; the
-        anchor of a block is the last token of the previous one.
+        """Return the logits [P, V] that predict the tokens of a text, each from the tokens before it. The first row
+        predicts the third token.
+
+        The text is filled block by block; the anchor of a block is the last token of the previous block. `features`:
+        [T, d], one for each of the T tokens. `runner`, `ahead`: not used.
         """
         block = self.block
         features = to_device(features, self.device)[None]  # [1, T, d]
@@ -304,9 +319,10 @@ class BlockHead(HeadNetwork):
         return torch.cat(logits)
 
     def biased(self, logits: Tensor, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
-        """Return the logits [N, V] of a block's positions after biases for the token before each are added.
+        """Return the logits [N, V] of a block's positions, plus biases that depend on the token before each position.
 
         Only some heads have such biases, DSpark for example; other heads return `logits` unchanged. `hidden`: hidden
-        states [N, d] of the positions. `token_ids`: the token before each position, first the last committed token.
+        states [N, d] of the positions. `token_ids`: the token before each position; the first of them is the last
+        committed token.
         """
         return logits

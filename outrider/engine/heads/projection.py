@@ -31,7 +31,7 @@ MAX_PROJECTION_BYTES = 1 << 30
 """Maximum size of a serialised projection in bytes, 1 GiB. From three taps of width 8192 to features of width 8192 it
 takes 400 MB in bfloat16."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes that the tensors of a projection may have. All tensors of one projection have the same."""
+"""Dtypes that the tensors of a projection may have. All tensors of one projection have the same dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class ProjectionSpec:
     """Whether an RMS norm follows the projection (DFlash's hidden_norm)."""
 
     def shapes(self, target_width: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the projection's tensors by name, for a target of this width. Not for the identity,
-        which has no tensors.
+        """Return the shapes of the projection's tensors by name, for a target of this width. Do not call it for the
+        identity projection, which has no tensors.
         """
         num_taps = len(self.taps)
         shapes: dict[str, tuple[int, ...]] = {"fc": (self.width, num_taps * target_width)}
@@ -94,7 +94,9 @@ class Projection(nn.Module):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the projection by name, as in `ProjectionSpec.shapes`; empty for the identity."""
+        """Tensors of the projection by name: the linear map `fc` and the weights of the norms, if there are any. Empty
+        for the identity.
+        """
         return dict(self.named_buffers())
 
     @property
@@ -109,8 +111,8 @@ class Projection(nn.Module):
         return self.exact(taps).to(torch.bfloat16)
 
     def exact(self, taps: Tensor) -> Tensor:
-        """Return the features as `forward` does, in the projection's own dtype, not rounded to the bfloat16 that is
-        sent.
+        """Return the features [N, d] of N tokens in the projection's own dtype, not rounded to bfloat16. `taps` [N, m,
+        dt]: the tokens' hidden states in the order of `spec.taps`.
         """
         if self.fc is None:
             return taps[:, 0]

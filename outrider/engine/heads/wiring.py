@@ -43,12 +43,14 @@ second is what it means for the work of the next few weeks.
 MAX_TOKENS = 128
 """Maximum length of the test's text, in tokens."""
 MAX_PROBE_TAPS = 16
-"""Maximum number of hidden states of a text that a target sends in one reply: 34 MB at a width of 8192."""
+"""Maximum number of taps whose hidden states, over the test's text, a target sends in one reply. At a width of 8192
+they take 34 MB."""
 MIN_SCORE = -20.0
-"""Minimum log-probability that is counted for a token; also counted for a token without a row in the lm_head."""
+"""Lower limit of the log-probabilities in the test. A smaller one, and that of a token without a row in the lm_head,
+counts as this."""
 MIN_LEAD = 3.0
-"""Least difference of mean scores, in standard errors, that counts as more than chance: between two ways to read a
-head, and between its predictions at the right and at other positions."""
+"""Smallest difference of two mean scores, in standard errors, that counts as more than chance. It is applied to two
+ways to wire a head, and to a head's scores at the right and at other positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,10 @@ class Wiring:
 
     label: str
     scores: Tensor
-    """[P] log-probabilities under the head of the target's most likely token at each position."""
+    """[P] log-probabilities that the head gives to the target's most likely token, one for each of P positions."""
     shifted_scores: Tensor
-    """[P] log-probabilities under the head of the target's most likely token half the text away, for comparison with
-    `scores`."""
+    """[P] log-probabilities that the head gives, at each position, to the target's most likely token at the position
+    half the text away. They are the baseline of `scores`."""
     agreement: float
     """Fraction of positions at which the head's most likely token is the target's."""
 
@@ -150,8 +152,8 @@ def judge(outcome: WiringScores, model: str, *, trusts: bool) -> str | None:
 
 
 def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
-    """Return the sorted indices of the hidden states that the wiring test of a head with these taps needs: `taps` and
-    all that misreadings of them would read.
+    """Return the sorted indices of all hidden states that the wiring test of a head with these taps reads: `taps`, and
+    the hidden states that a head with wrongly stated taps may read instead.
     """
     return sorted(set(taps).union(*_misread_taps(taps, num_layers)))
 
@@ -183,7 +185,8 @@ def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]
 
 @torch.inference_mode()
 def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
-    """Return how well a head predicts a text, as its files say that it is wired and as they are commonly misread.
+    """Return how well a head predicts a text: as its files say that it is wired, and in the ways in which such files
+    are commonly misread.
 
     For example a head that predicts better with the hidden states of other layers was configured for wrong layers. If
     the files leave a fact open, both values are tried first, and the one that predicts better is kept. Raises
@@ -207,11 +210,12 @@ def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
 
 
 def text_logits(loaded: LoadedHead, seen: ProbeStates, taps: Sequence[int] | None = None, ahead: int = 1) -> Tensor:
-    """Return the logits [P, V] that predict the tokens of the test's text from the third on, each from the tokens
-    before it.
+    """Return the head's logits [P, V] that predict the tokens of the test's text from the third on, each from the
+    tokens before it.
 
-    `taps`: the hidden states to read; None = the head's own. `ahead`: 2 = the logits of a `CarryHead`'s second step,
-    which predicts one token further on.
+    `seen`: the target's hidden states over the text. `taps`: indices of the hidden states to read; None = those that
+    the head's files state. `ahead`: 1 = the logits of the first draft step; 2 = those of a `CarryHead`'s second draft
+    step, in which it reads its own output and predicts one token further on.
     """
     states = [seen.taps[tap] for tap in taps or loaded.projection.spec.taps]
     features = loaded.projection(torch.stack(states, dim=1))  # [T, d]

@@ -77,8 +77,8 @@ FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
 """Functions that create an attention path, by the path's name, the fastest path first. They raise `PathUnavailable` if
 the path cannot run the model, or cannot run on the device or machine."""
 MODULE_PATHS = ("paged", "dense")
-"""Names of the paths that call the model's own modules. On a CPU, the linear layers among the modules are packed for
-them (`pack_weights`)."""
+"""Names of the paths that call the model's own modules. For these paths the linear layers among the modules are packed
+on a CPU (`pack_weights`)."""
 
 
 def choose_path(
@@ -86,11 +86,11 @@ def choose_path(
 ) -> ModelRunner:
     """Return a runner of the model whose attention path passed the self-test.
 
-    The runner's KV pool is that of the self-test, with NUM_BLOCKS blocks: the caller replaces it.
+    The runner's KV pool is the small one of the self-test, with NUM_BLOCKS blocks: the caller replaces it.
 
     setting: `attention_path`, a key of FACTORIES, or "auto" for the first of them that works. batch_invariant: the
-    setting of this name; True = only batch-invariant paths are tried. supports_features: whether heads may read the
-    model's hidden states, which is then tested here, while the model exists.
+    setting of this name; True = only batch-invariant paths are tried. supports_features: whether the hidden states are
+    tested, too, which heads may then read. They are tested here since the caller may drop the model's modules later.
 
     Raises ConfigError if no path can be used, with the reason for each path that was tried.
     """
@@ -190,10 +190,10 @@ def _create_tested_runner(
 
 
 def pack_weights(model: PreTrainedModel, runner: ModelRunner, reference: ReferenceLogits) -> None:
-    """Replace the model's linear layers by layers with packed weights for the CPU. If the self-test then fails, put the
-    original layers back.
+    """Replace the model's linear layers by layers with packed weights for the CPU. Run the self-test again and, if it
+    fails, put the original layers back.
 
-    reference: holds the logits that the unpacked weights gave in the self-test before.
+    reference: holds the logits of the self-test that were computed with the original layers.
     """
     num_packed = pack_linears(model)
     if not num_packed:
@@ -210,7 +210,7 @@ def pack_weights(model: PreTrainedModel, runner: ModelRunner, reference: Referen
 def tree_refusal(runner: ModelRunner, reference: UncachedModel | ReferenceLogits) -> str | None:
     """Test draft trees on the runner. Return the reason why it cannot verify them, for the log; None if it can.
 
-    The test leaves `runner.tree_refusal` None: the caller sets it.
+    `runner.tree_refusal` is None afterwards: the caller sets it to the result.
     """
     if not isinstance(runner.path, TreePath):
         return "it has no attention of trees"
@@ -233,7 +233,7 @@ def features_refusal(runner: ModelRunner, reference: UncachedModel) -> str | Non
     """Test the hidden states that the runner gives to heads. Return the reason why heads cannot read them, for the log;
     None if they can.
 
-    The test leaves `runner.features_refusal` None: the caller sets it.
+    `runner.features_refusal` is None afterwards: the caller sets it to the result.
     """
     if not isinstance(runner.path, FeaturePath):
         return "it has no taps"
@@ -262,9 +262,9 @@ def describe_self_test(runner: ModelRunner) -> str:
 def check_cache(runner: ModelRunner, reference: ReferenceLogits) -> float:
     """Run the self-test of the KV cache. Return the largest difference of a logit, divided by the largest logit.
 
-    The runner's pool must be that of the self-test, with NUM_BLOCKS blocks free. Raises PathUnavailable if the model
-    does not run on the cache or the difference is above TOLERANCE; the message names the first layer that is wrong, if
-    it is found.
+    The runner's pool must have the size for the self-test, with NUM_BLOCKS blocks free. Raises PathUnavailable if the
+    model does not run on the cache or the difference is above TOLERANCE; the message names the first layer that is
+    wrong, if it is found.
     """
     try:
         error = largest_error(runner, reference)

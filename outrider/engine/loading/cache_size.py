@@ -34,10 +34,11 @@ running requests wait until the whole step is done."""
 PREFILL_TOKENS_CUDA = 2048
 """Maximum number of prompt tokens in a step on a GPU, if the setting max_prefill_tokens is None."""
 ANSWER_TOKENS = 4096
-"""Maximum number of tokens for which a CPU's KV cache reserves memory per slot. A context may be longer."""
+"""Maximum number of tokens per slot for which the KV cache on a CPU is sized. A sequence may be longer if other slots
+need less."""
 CPU_FRACTION = 0.1
-"""Fraction of a CPU's free memory that the KV cache may take. The draft buffers may take the same again; the rest is
-for other processes."""
+"""Fraction of a CPU machine's free memory that the KV cache may take. The draft buffers may take the same fraction
+again; the rest is for other processes."""
 
 
 def default_prefill_tokens(device: torch.device) -> int:
@@ -57,12 +58,13 @@ def size_cache(
     group: Group | None = None,
     num_positions: int = VERIFY_TOKENS,
 ) -> None:
-    """Allocate the runner's KV cache in the size that the settings or the free memory allow, and set `runner.spare`.
+    """Allocate the runner's KV cache in the size that the settings or the free memory allow, and set `runner.spare`,
+    the memory that is left for heads.
 
     model_config: configuration of the model, from whose widths the memory of a step is computed. num_weight_bytes: size
-    of the weights on this device, in bytes. group: the ranks of a split model, all of which take the smallest rank's
-    size; None for a whole model. num_positions: number of rows of a slot in a full step. Raises ConfigError if the
-    memory does not suffice.
+    of the weights on this device, in bytes. group: the ranks of a split model, which all take the size that fits the
+    rank with the least memory; None for a whole model. num_positions: number of tokens that each slot feeds to a full
+    step. Raises ConfigError if the memory does not suffice.
     """
     # On a CPU no memory is taken yet. Ranks count together: with the lock they would wait for each other forever.
     lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()

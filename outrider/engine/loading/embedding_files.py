@@ -20,14 +20,15 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 NAME = "embeddings"
 """Name of the only tensor in a file of look-ahead embeddings."""
 FILE = "model.safetensors"
-"""Name of the file in the folder, if the setting lookahead_embeddings is a folder."""
+"""Name of the file with the look-ahead embeddings, if the setting lookahead_embeddings names a folder."""
 
 
 def read_embeddings(source: str, width: int) -> Tensor:
     """Return the look-ahead embeddings [L, width] of a file, in the file's dtype.
 
-    source: the setting lookahead_embeddings: the file, or a folder with a FILE. width: hidden size of the target.
-    Raises ConfigError for a file that cannot be read or contains anything else, and for numbers that are not finite.
+    source: the setting lookahead_embeddings: the file, or the folder that contains it under the name FILE. width:
+    hidden size of the target. Raises ConfigError for a file that cannot be read or contains anything else, and for
+    numbers that are not finite.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -63,9 +64,9 @@ def read_embeddings(source: str, width: int) -> Tensor:
 def append_embeddings(network: PreTrainedModel, source: str) -> int:
     """Append look-ahead embeddings to the model's embedding table, in place. Return their number.
 
-    source: as for `read_embeddings`. The output projection is not changed: if it was the same tensor as the embedding
-    table, it now takes memory of its own. Raises ConfigError as `read_embeddings` does, and for a model without one
-    embedding table.
+    source: the setting lookahead_embeddings, a file or a folder. The output projection is not changed: if it was the
+    same tensor as the embedding table, it now takes memory of its own. Raises ConfigError for a file that cannot be
+    read or contains anything else, and for a model without one embedding table.
     """
     embedding = network.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding) or network.config.is_encoder_decoder:  # whose tables may be several

@@ -29,7 +29,8 @@ log = get_logger(__name__)
 
 
 def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callable[[], None]) -> int:
-    """Run one follower until rank 0 ends. Return the exit code of the process: 0 after END, 1 without it.
+    """Run one follower (a rank other than 0 of a tensor-parallel target) until rank 0 ends. Return the exit code of the
+    process: 0 if rank 0 sent the message END, 1 if it ended without.
 
     folder: folder with the socket on which rank 0 listens. rank: this follower's number, from 1. cpu_cores: the setting
     of this name, the cores to which the process is pinned. on_abandoned: called, perhaps from another thread, just

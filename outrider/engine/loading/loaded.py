@@ -95,10 +95,10 @@ def load(
 ) -> ModelWorkerState:
     """Load the model and the tokenizer of `config`, and allocate the slots. Call it on the engine thread.
 
-    epoch: number of the worker's life. on_lost: called from another thread when a follower of a tensor-parallel target
-    ends by itself. ranks_folder: folder with the socket to which followers that another process starts connect; None =
-    this process starts the followers. Raises a ConfigError that names what cannot be served, and Unavailable for a lost
-    follower.
+    epoch: number of the worker's life, another one at each start. on_lost: called from another thread when a follower
+    of a tensor-parallel target ends by itself. ranks_folder: folder with the socket to which followers that another
+    process starts connect; None = this process starts the followers. Raises a ConfigError that names what cannot be
+    served, and Unavailable for a lost follower.
     """
     if not isinstance(config, TargetConfig) or config.tensor_parallel == 1:
         return _create_state(load_runner(config), config, epoch)
@@ -118,14 +118,16 @@ def load_split(
     ranks_folder: str | None = None,
     step_timeout: timedelta = STEP_TIMEOUT,
 ) -> tuple[ModelRunner, Team]:
-    """Load a model as `load_runner` does, split over this process (rank 0) and its followers.
+    """Load a model split over this process (rank 0) and its followers, test it and allocate its KV cache. Return the
+    runner, and the team of followers, which the caller must close.
 
-    Returns the runner, and the team of followers, which the caller closes. on_lost, step_timeout: as for `Team`.
-    ranks_folder: as for `load`.
+    on_lost: called once, from any thread, if a follower ends or the ranks may no longer be in the same step.
+    ranks_folder: folder with the socket to which followers that another process starts connect; None = this process
+    starts them. step_timeout: a rank that takes longer in a forward is considered dead.
 
-    Raises ConfigError as `load_runner` does, and Unavailable when a follower does not connect or is lost meanwhile; no
-    follower is left running then. A follower that ended without a report may be the reason why every path failed here,
-    so the error raised is its loss. If it reported its error, this rank's own ConfigError is raised.
+    Raises a ConfigError that names what cannot be served, and Unavailable when a follower does not connect or is lost
+    meanwhile; no follower is left running then. A follower that was killed may be the reason why every path failed
+    here. So if one ended without a report, its loss is raised in place of this rank's ConfigError.
     """
     if ":" in config.device:
         raise ConfigError(

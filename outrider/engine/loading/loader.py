@@ -66,9 +66,9 @@ log = get_logger(__name__)
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:
     """Load the model of `config`, decoder-only or encoder-decoder, test its attention paths and allocate its KV cache.
 
-    join: function that returns the group of ranks, each of which loads by this function; needed if tensor_parallel > 1.
-    It is called with the device, after all checks that need no other rank. Raises a ConfigError that names what cannot
-    be served.
+    join: function that joins this process with the other ranks and returns their group; needed if tensor_parallel > 1.
+    It is called with the device, after all checks that need no other rank. Every rank loads by `load_runner`. Raises a
+    ConfigError that names what cannot be served.
     """
     device = resolve_device(config.device)
     with memory.explain_out_of_memory(config.model, device):
@@ -230,8 +230,8 @@ def _architecture(config: PreTrainedConfig) -> str:
 def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | None = None) -> PreTrainedModel:
     """Compare the configuration with the headers of the weight files. Return the network on the meta device.
 
-    source: the form in which the weights will be loaded; None = as they are stored. Raises ConfigError if the files do
-    not contain the network's weights, and for a model without a KV cache.
+    source: the form in which the weights will be loaded; None = the form in which they are stored. Raises ConfigError
+    if the files do not contain the network's weights, and for a model without a KV cache.
     """
     source = source or WeightSource.as_stored(model, config)
     headers = read_headers(model)
@@ -257,8 +257,8 @@ def _has_cache(network: PreTrainedModel) -> bool:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """Raise ConfigError if transformers has no class that generates text for the model, or if the state of its layers
-    is not served.
+    """Raise ConfigError if transformers has no class that generates text for the model, or if its layers keep a state
+    that is not served.
     """
     name = _architecture(config)
     model_class = network_class(config)

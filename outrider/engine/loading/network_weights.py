@@ -25,9 +25,9 @@ def load_weights(
     """Return the network with its weights on the device, in eval mode, without gradients.
 
     source: the weights and the form in which they are loaded. dtype: the setting of this name. quantization: "int8" =
-    the linear layers are quantised after reading. num_ranks: number of ranks over which transformers splits the
-    weights; this process reads its own part. Raises ConfigError for files that are damaged, that lack tensors
-    of the network, or whose tensors have other shapes.
+    the linear layers are quantised after reading; "none" = they are not. num_ranks: number of ranks over which
+    transformers splits the weights; this process reads its own part. Raises ConfigError for files that are damaged,
+    that lack tensors of the network, or whose tensors have other shapes.
     """
     model = source.model
     config = source.config

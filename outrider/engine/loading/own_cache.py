@@ -14,12 +14,11 @@ from outrider.engine.model_facts import ModelFacts
 
 @torch.inference_mode()
 def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
-    """Feed several tokens at once after a prefill, with the KV cache that transformers gives the model, as verifying
-    draft tokens does. Compare the logits with those without a cache.
+    """Test a model with the KV cache of transformers: feed several tokens at once after a prefill, as verifying draft
+    tokens does, and compare the logits with those without a cache.
 
-    Returns a clause for an error that says what is wrong; None if the logits agree. The sequence repeats a few
-    different token ids, and is shorter than the reference's: some classes choose among keys, whose scores are then
-    equal.
+    Returns a clause for an error that says what is wrong; None if the logits agree. The sequence repeats a few token
+    ids, so that classes that select keys by their scores are also tested with keys of equal scores.
     """
     generator = random.Random(3)
     few = random_ids(generator, facts.vocab_size, 8)

@@ -23,7 +23,7 @@ from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import EncoderSource, Row
 
 NUM_BLOCKS = 16
-"""Number of blocks, of 16 tokens each, that the tests need: for three sequences, and for the sources of an
+"""Number of blocks, of 16 tokens each, that the self-test needs: for three sequences, and for the sources of an
 encoder-decoder model."""
 TOLERANCE = {"float32": 2e-3, "float16": 3e-2, "bfloat16": 1.5e-1}
 """Largest error of a logit that is allowed, by dtype, as a fraction of the largest logit. A wrong position or mask
@@ -59,7 +59,9 @@ class ReferenceLogits:
         return self._logits[key]
 
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the hidden states [T, taps, H] float32 of a sequence, as `UncachedModel.hidden_states` does."""
+        """Return the hidden states [T, taps, H] float32 of a sequence at all taps, as transformers computes them
+        without a KV cache.
+        """
         return self._model.hidden_states(token_ids)
 
 
@@ -190,7 +192,7 @@ def _run_sequences(runner: ModelRunner, observe: Observer) -> None:
 
 
 def layer_that_raised(error: BaseException) -> int | None:
-    """Return the index of the decoder layer in whose forward the error was raised; None if it was raised in none."""
+    """Return the index of the decoder layer in whose forward the error was raised; None if no layer raised it."""
     layer = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = frame.f_locals.get("self")
@@ -201,8 +203,8 @@ def layer_that_raised(error: BaseException) -> int | None:
 
 
 def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> int | None:
-    """Run the sequences of `largest_error` again. Return the index of the first decoder layer whose output is not
-    transformers'.
+    """Run the sequences of `largest_error` again. Return the index of the first decoder layer whose output differs from
+    the output in transformers' own forward.
 
     Returns None if the path gives no hidden states, or if no layer differs. The runner's pool is replaced.
     """
@@ -231,11 +233,11 @@ def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogi
 
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)
-"""Parent of each node of the tree in the test. The tree has siblings, so that a node's index in the cache is not its
-position. It is fed in two forwards, of 4 and of 3 nodes."""
+"""Parent of each node of the tree in the self-test; -1 = the token before the tree. The tree has siblings, so that a
+node's index in the cache is not its position. It is fed in two forwards, of 4 and of 3 nodes."""
 PATHS = ((0, 2, 3, 5), (0, 1, 4))
-"""Paths from the root on which logits are compared, as indices of nodes. When the first path is accepted, two of its
-nodes move in the cache."""
+"""Paths from the root on which the self-test compares logits, as indices of nodes. When the first path is accepted, two
+of its nodes move in the cache."""
 
 
 def largest_tree_error(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> float:
@@ -275,7 +277,8 @@ def _tokens_on(path: Sequence[int], nodes: Sequence[int]) -> list[int]:
 
 
 def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
-    """Test hidden states: read all that the runner gives for pieces of prompts, verified rows and a draft tree.
+    """Test hidden states: compare those that the runner gives for pieces of prompts, verified rows and a draft tree
+    with transformers' own.
 
     Returns the largest distance of a hidden state from transformers' own, as a fraction of its length; NaN if any is
     NaN. All layers are compared: in the middle of a deep model one layer changes little, and a tap that is one layer

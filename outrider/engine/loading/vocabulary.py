@@ -24,7 +24,7 @@ class Vocabulary:
     """Facts about a target's vocabulary and context, which a drafter without weights needs."""
 
     size: int
-    """Number of the model's logits, which may be larger than the number of its tokenizer's tokens."""
+    """Number of logits of the model at a position. It may be larger than the number of its tokenizer's tokens."""
     context_limit: int
     """Maximum number of tokens of prompt and output together."""
     eos_token_ids: tuple[int, ...]
@@ -34,9 +34,9 @@ class Vocabulary:
 
 
 def read_vocabulary(model: str, tokenizer_json: bytes, context_limit: int | None) -> Vocabulary:
-    """Return the vocabulary of a folder, GGUF file or hub id.
+    """Return the vocabulary and context limit of a folder, GGUF file or hub id.
 
-    If a folder contains a tokenizer alone, the size follows from its largest id, and no id ends an output.
+    If a folder contains only a tokenizer, the size is its largest token id plus 1, and no id ends an output.
     tokenizer_json: content of the tokenizer's file. context_limit: the setting of this name, in tokens; None = the
     model's own limit. Raises ConfigError for a configuration that cannot be read, and for a setting above the model's
     limit.

@@ -33,7 +33,7 @@ from outrider.wire.settings.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """Weights of one model before they are read: their files, and how they are converted."""
+    """Weights of one model before they are read: where they are, and in which form they will be loaded."""
 
     model: str
     """Folder, GGUF file or hub id."""
@@ -84,9 +84,11 @@ class WeightSource:
             check_tied_names(self.model, network, stored_names)
 
     def dtype(self, device: torch.device, setting: str) -> torch.dtype | str:
-        """Return the dtype in which the weights are loaded; "auto" = the dtype in which they are stored.
+        """Return the dtype in which the weights are loaded. The result "auto" lets transformers use the dtype in which
+        they are stored.
 
-        setting: name of a torch dtype, or "auto", which is float32 on a CPU.
+        setting: name of a torch dtype, or "auto": float32 on a CPU, and on a GPU the dtype in which the weights are
+        stored.
         """
         if setting != "auto":
             dtype: torch.dtype = getattr(torch, setting)
@@ -100,7 +102,7 @@ class WeightSource:
         return "auto"
 
     def check_memory(self, settings: WorkerConfig, network: PreTrainedModel, device: torch.device) -> None:
-        """If weights are to be unpacked, log the memory that they take.
+        """If weights are to be unpacked, log the memory that they take; otherwise do nothing.
 
         Raises ConfigError if the device has less memory, or if the settings forbid unpacking.
         """

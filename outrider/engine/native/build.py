@@ -36,8 +36,8 @@ FLAGS = (
 FOLDER = Path(__file__).parent
 """Folder of the C++ sources."""
 COMPILE_TIMEOUT_S = 300
-"""Maximum time in seconds of one compilation. An unfinished file that is twice as old is left from a killed process,
-and is removed."""
+"""Maximum time in seconds of one compilation. An unfinished file that is older than twice this was left by a killed
+process, and is removed."""
 
 _REMEDY = "set OUTRIDER_CACHE_DIR to a folder that can be"
 
@@ -100,7 +100,9 @@ def check_owner(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise BuildError if `compile_to` could not create a file in the folder, or the folder itself."""
+    """Raise BuildError if the library cannot be compiled into this folder: if a file cannot be created in it, or the
+    folder cannot be created.
+    """
     existing = folder
     while not existing.exists():
         existing = existing.parent

@@ -76,8 +76,8 @@ class MatrixName(IntEnum):
 
 
 class RowPart(IntEnum):
-    """Part of a packed matrix's outputs to which a weight's rows belong: STRAIGHT = consecutive outputs, GATE and UP =
-    the gate's or the up projection's outputs in GATE_UP.
+    """Which outputs of a packed matrix the rows of a weight become. STRAIGHT = consecutive outputs. GATE and UP = the
+    gate's outputs or the up projection's outputs in GATE_UP, in which panels of the two alternate.
     """
 
     STRAIGHT = 0
@@ -86,7 +86,9 @@ class RowPart(IntEnum):
 
 
 class VectorName(IntEnum):
-    """Vector of a model: a norm's weight or a rotary table. Layers with the same table number share a rotary table."""
+    """Vector of a model: a norm's weight or a rotary table. For COSINE and SINE, the layer index is the number of the
+    rotary table, which several layers may share.
+    """
 
     ATTENTION_NORM = 0
     MLP_NORM = 1
@@ -137,7 +139,7 @@ def library() -> ctypes.CDLL:
 
 
 def load_at_start() -> None:
-    """Load the library when a worker starts, on any device: workers on a GPU draw on the host, too.
+    """Load the library when a worker starts, on any device: workers on a GPU, too, sample on the CPU with it.
 
     If it cannot be loaded, a warning is logged, and `loaded` returns None from then on.
     """
@@ -202,10 +204,11 @@ class NativeModel:
         part: RowPart = RowPart.STRAIGHT,
         scale: Tensor | None = None,
     ) -> None:
-        """Pack a weight [rows, columns] as outputs of the matrix `which`, from the output `first` on. Raises
-        MemoryError.
+        """Pack a weight [rows, columns] into the matrix `which` of a layer, as outputs from the index `first` on.
+        Raises MemoryError.
 
-        part: as `RowPart`. scale: factor on each row, [rows], for int8; None otherwise.
+        part: whether the rows are consecutive outputs, or the gate's or the up projection's outputs in GATE_UP. scale:
+        factor on each row, [rows], for an int8 weight; None otherwise.
         """
         weight = weight.detach().contiguous()
         if scale is None:
@@ -218,8 +221,9 @@ class NativeModel:
     def bias(
         self, layer: int, which: MatrixName, bias: Tensor, first: int = 0, part: RowPart = RowPart.STRAIGHT
     ) -> None:
-        """Set the bias [rows], of any dtype, for outputs of the matrix `which`, from the output `first` on. part: as
-        `RowPart`. Raises MemoryError.
+        """Set the bias [rows], of any dtype, for outputs of the matrix `which` of a layer, from the index `first` on.
+        part: whether these are consecutive outputs, or the gate's or the up projection's outputs in GATE_UP. Raises
+        MemoryError.
         """
         bias = bias.detach().float().contiguous()
         self._check(self._library.outrider_bias(self._handle, layer, which, bias.data_ptr(), len(bias), first, part))
@@ -238,7 +242,7 @@ class NativeModel:
         """Use these contiguous tensors, which the caller keeps alive, as embedding and as storage of keys and values.
 
         embedding: [V, H] in the model's dtype; None if it is the same as the packed lm_head. num_blocks: number of
-        blocks, including the trash block.
+        blocks of the storage, including the trash block.
         """
         embedding_address = None
         if embedding is not None:
@@ -246,8 +250,8 @@ class NativeModel:
         self._library.outrider_storage(self._handle, embedding_address, keys.data_ptr(), values.data_ptr(), num_blocks)
 
     def taps(self, taps: Sequence[int]) -> None:
-        """Set the hidden states that later forwards write to `features`, as `FeaturePath.set_taps`. Raises
-        MemoryError.
+        """Set which hidden states later forwards write to `features`. `taps`: their indices, from 0 (the embeddings) to
+        the number of layers, or -1 for the state after the final norm; empty = none. Raises MemoryError.
         """
         numbers = array("i", taps)
         self._check(self._library.outrider_taps(self._handle, numbers.buffer_info()[0], len(numbers)))
@@ -267,13 +271,12 @@ class NativeModel:
         features: Tensor | None = None,
         read: Tensor | None = None,
     ) -> int | None:
-        """Run the step that `plan` (int32, see model.h) describes. The results are written into `logits` and
-        `features`.
+        """Run the step that `plan` (int32, see model.h) describes. Write the results into `logits` and `features`.
 
         logits: [N, head_rows] float32. features: [num_tokens, taps, hidden padded to a multiple of 16] float32; None if
         there are no taps. read: the features that a paired model reads, [num_tokens, hidden] float32, contiguous; None
-        for other models. Returns None; for a token id outside the vocabulary its index among the ids, and then nothing
-        is computed. Raises MemoryError.
+        for other models. Returns None if the step ran. If a token id is outside the vocabulary, computes nothing and
+        returns the index of that id among the fed ids. Raises MemoryError.
         """
         addresses = (_address(logits), _address(features), _address(read))
         status = self._library.outrider_forward(self._handle, plan.buffer_info()[0], num_tokens, num_rows, *addresses)

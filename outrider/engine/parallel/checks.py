@@ -20,7 +20,8 @@ def check_can_split(config: PreTrainedConfig, num_ranks: int, quantization: str,
     """Raise ConfigError unless the model can be split over `num_ranks`; the message names the class or the numbers that
     prevent it.
 
-    quantization, batch_invariant: the settings of these names; a model with either of them is not split.
+    quantization, batch_invariant: the settings of these names. A model that is quantised at load or must be
+    batch-invariant is not split.
     """
     if config.is_encoder_decoder:
         raise _refuse(f"a {config.model_type} is an encoder-decoder model, which is not split")

@@ -39,7 +39,7 @@ class Group:
     """Number of ranks, that is of processes, in the group."""
 
     def smallest(self, number: int) -> int:
-        """Return the smallest `number` that any of the ranks passes. A collective operation."""
+        """Return the smallest of the numbers that the ranks pass. A collective operation."""
         return self._reduced(number, dist.ReduceOp.MIN)
 
     def check_same(self, what: str, value: str) -> None:
@@ -51,8 +51,8 @@ class Group:
             raise ConfigError(f"the ranks differ in {what}: rank {self.rank} has {value!r}; use tensor_parallel 1")
 
     def begin_steps(self, timeout: timedelta = STEP_TIMEOUT) -> None:
-        """Shorten the time limit of collective operations to `timeout`, after all ranks have loaded: a rank that takes
-        longer is considered dead.
+        """Set the shorter time limit of steps, `timeout`, for collective operations, after all ranks have loaded. A
+        rank that takes longer is considered dead.
         """
         _set_timeout(timeout)
 

@@ -25,7 +25,7 @@ _HEADER = struct.Struct("<I")  # bytes of the message that follows
 MEETING_TIMEOUT_S = 120.0
 """Maximum time in seconds in which all followers must start and connect."""
 GRACE_S = 1.0
-"""Seconds for which a failure waits for its cause to be noticed, such as a follower that has ended."""
+"""Time in seconds to wait after a failure until its cause is noticed, such as a follower that has ended."""
 
 
 def make_meeting_place(folder: Path) -> Path:
@@ -46,17 +46,19 @@ class MessageConnection:
         self._connection = connection
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Set the maximum time in seconds that each part of a message may take, sent or received."""
+        """Set the maximum time in seconds for sending a message, and for each wait for data of a message."""
         self._connection.settimeout(timeout_s)
 
     def send(self, message: bytes) -> None:
-        """Send a message. Raises OSError if it cannot be sent; a part of it may have been sent, so the connection is no
-        longer of use.
+        """Send a message. Raises OSError if it cannot be sent. A part of it may then have been sent, so the connection
+        must not be used again.
         """
         self._connection.sendall(_HEADER.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
-        """Return the next message; None if the other end has closed the connection. Raises TimeoutError."""
+        """Return the next message; None if the other end has closed the connection. Raises TimeoutError if it takes
+        longer than `set_timeout` allows.
+        """
         header = self._receive_exactly(_HEADER.size)
         if header is None:
             return None
@@ -100,8 +102,8 @@ class FollowerLines:
     it."""
 
     def await_ready(self) -> bool:
-        """Wait until the follower is about to join the process group. Return True then, and False if it has ended
-        instead.
+        """Wait until the follower sends that it is about to join the process group. Return True then, and False if it
+        has ended instead.
 
         Raises TimeoutError.
         """
@@ -116,8 +118,8 @@ class FollowerLines:
 def accept_followers(folder: Path, num_ranks: int, timeout_s: float) -> list[FollowerLines]:
     """Listen, on rank 0, until every follower has connected. Return the connections in the order of the ranks.
 
-    timeout_s: maximum time in seconds for all of them together; it is also set on their command connections. Raises
-    Unavailable with the ranks that did not connect.
+    timeout_s: maximum time in seconds until all have connected, and later for each part of a message on their command
+    connections. Raises Unavailable with the ranks that did not connect.
     """
     path = folder / SOCKET
     path.unlink(missing_ok=True)
@@ -167,11 +169,11 @@ class RankZeroLines:
     """Connection that closes when either process ends."""
 
     def send_ready(self) -> None:
-        """Send to rank 0 that this follower is about to join the process group. Raises OSError."""
+        """Tell rank 0 that this follower is about to join the process group. Raises OSError."""
         self.commands.send(b"ready")
 
     def report(self, message: str) -> None:
-        """Send to rank 0 the reason for which this follower is about to end. A closed connection is ignored."""
+        """Tell rank 0 why this follower is about to end. A closed connection is ignored."""
         with contextlib.suppress(OSError):
             self.life.send(message.encode())
 

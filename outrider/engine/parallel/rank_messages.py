@@ -41,8 +41,8 @@ class RemoteTable:
 def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
     """Return the message that calls a forward over these rows.
 
-    with_past: whether the last cached tokens are sent, too, as `dense` needs, which feeds some of them again
-    (`Row.last_ids`). Each row then gets as many tokens as the widest row has new ones.
+    with_past: whether the message also contains the ids of the last cached tokens, some of which the `dense` path feeds
+    again. Each row is then sent with as many token ids as the row with the most new tokens.
     """
     max_new = max((row.num_new for row in rows), default=0)
     block_size = 1

@@ -78,9 +78,11 @@ class Team:
         """Whether the team was lost because a follower ended without a message: most likely it was killed."""
 
     def gather(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Group:
-        """Start or await the followers by `meet`, and join a process group with them. Return the group.
+        """Start the followers, or wait for followers that another process starts, and join a process group with them.
+        Return the group.
 
-        Raises OutriderError unless all of them join.
+        config: the settings with which the followers load. shared_folder: the folder in which followers that another
+        process starts connect; None = they are started here. Raises OutriderError unless all of them join.
         """
         store = self.meet(device, config, shared_folder)
         with self.together():
@@ -115,7 +117,9 @@ class Team:
         return store
 
     def begin_steps(self) -> None:
-        """Shorten the time limits, after all ranks have loaded: a rank that takes longer is considered dead."""
+        """Set the shorter time limits of steps, after all ranks have loaded. A rank that takes longer is considered
+        dead.
+        """
         assert self.group is not None
         self.group.begin_steps(self._step_timeout)
         for guest in self._guests:
@@ -123,8 +127,8 @@ class Team:
 
     @contextlib.contextmanager
     def together(self, message: bytes | None = None) -> Iterator[None]:
-        """Context manager: send `message` to the followers, then run a body that makes the same collective operations
-        as they do.
+        """Context manager: send `message` to the followers, then run the body, which must make the same collective
+        operations as the followers.
 
         After an error on this rank, the followers may still be inside a collective operation, and would take part in
         this rank's next one with the wrong sums. So any error ends the team: Unavailable is raised in its place, and
@@ -144,8 +148,8 @@ class Team:
 
     @property
     def loss_error(self) -> OutriderError | None:
-        """Error with which the team was lost; None if it was not. Waits up to GRACE_S seconds, since an error may come
-        before its cause is noticed.
+        """Error with which the team was lost; None if it was not. Waits up to GRACE_S seconds, since a lost follower
+        may be noticed later than the error that it caused.
         """
         if self._guests:
             self._is_lost.wait(GRACE_S)

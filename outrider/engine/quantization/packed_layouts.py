@@ -14,18 +14,20 @@ import torch
 from torch import Tensor
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Values of the 16 numbers of 4 bits: sign, two bits of exponent, one of mantissa (E2M1, OCP microscaling formats)."""
+"""The 16 values that a number of 4 bits may have: sign, two bits of exponent, one of mantissa (E2M1, OCP microscaling
+formats)."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Index in a word of each of eight columns. AWQ stores the even columns first, in the order of its kernels."""
+"""For each of eight columns in a word of 32 bits, the index of its 4 bits in the word. AWQ stores the even columns
+first, in the order of its kernels."""
 Parts = Mapping[str, Tensor]
 """Tensors of one weight by their roles in the layout, such as "scale"."""
 
 
 def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
-    """Return the weight of FP8 or INT8 numbers [..., N, K]: the numbers, minus their zero points, times their scales.
+    """Return the weight [..., N, K] float32 of FP8 or INT8 numbers: (number - zero point) * scale.
 
-    A scale applies to all numbers, a row, a group of columns or a block. block: number of rows and columns of a block,
-    of which the last may be smaller; None = they follow from the scale's shape.
+    A scale applies to all numbers, a row, a group of columns or a block. block: number of rows and columns of a block;
+    the last blocks may be smaller. None = both follow from the scale's shape.
     """
     # numbers [4, 6], scale [2, 3]: blocks of 2 x 2
     numbers = parts["weight"].float()
@@ -36,7 +38,7 @@ def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
 
 
 def exponents(scale: Tensor) -> Tensor:
-    """Return scales as float32. Scales of dtype uint8 are exponents of two (E8M0): 127 is 1, 128 is 2."""
+    """Return scales as float32. Scales of dtype uint8 are stored as exponents of two (E8M0): 127 is 1, 128 is 2."""
     if scale.dtype is torch.uint8:
         return torch.exp2(scale.float() - 127)
     return scale.float()
@@ -63,7 +65,8 @@ def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> 
 
 
 def packed_integers(parts: Parts) -> Tensor:
-    """Return the weight of compressed-tensors' `pack-quantized` layout: integers in words of 32 bits along the columns.
+    """Return the weight [N, K] float32 of compressed-tensors' `pack-quantized` layout: integers in words of 32 bits
+    along the columns.
 
     The integers are stored with half of their range added. A scale and a zero point apply to a group of columns; if
     groups are not consecutive columns, `g_idx` has the group of each column.
@@ -83,8 +86,8 @@ def packed_integers(parts: Parts) -> Tensor:
 
 
 def gptq(parts: Parts, bits: int, first_zero: int) -> Tensor:
-    """Return the weight of GPTQ: integers in words along the rows of [K, N], with a zero point and a scale for each
-    group.
+    """Return the weight [N, K] float32 of GPTQ's layout. It is stored transposed, [K, N], as integers in words of 32
+    bits along K, with a zero point and a scale for each group of inputs.
 
     bits: width of an integer. first_zero: number that is added to stored zero points: 1, or 0 in the second version of
     the format.
@@ -102,7 +105,9 @@ def gptq(parts: Parts, bits: int, first_zero: int) -> Tensor:
 
 
 def awq(parts: Parts) -> Tensor:
-    """Return the weight of AWQ: integers of 4 bits in words along the columns of [K, N], in the order AWQ_ORDER."""
+    """Return the weight [N, K] float32 of AWQ's layout. It is stored transposed, [K, N], as integers of 4 bits in words
+    of 32 bits along N, in the order AWQ_ORDER.
+    """
     scale = parts["scales"].float()  # [groups, N]
     numbers = _unpack_awq(parts["qweight"], scale.shape[1])  # [K, N]
     zero_point = _unpack_awq(parts["qzeros"], scale.shape[1])  # [groups, N]
@@ -129,8 +134,8 @@ def _groups_of(stated: Tensor | None, num_columns: int, num_groups: int) -> Tens
 
 
 def fp4(parts: Parts, group: int) -> Tensor:
-    """Return the weight of FP4: two numbers in a byte [N, K / 2], the lower half first, with a scale for each `group`
-    columns.
+    """Return the weight [..., N, K] float32 of FP4. Two numbers are in a byte, [..., N, K / 2], the first in the lower
+    half, with a scale for each `group` columns.
 
     A global scale divides the scales (role `divisor`, compressed-tensors) or multiplies them (`factor`, modelopt).
     """
@@ -155,8 +160,8 @@ def fp4_numbers(packed: Tensor) -> Tensor:
 
 
 def fp4_blocks(parts: Parts) -> Tensor:
-    """Return the weights of gpt-oss's experts, [E, K, N], from bytes [E, N, blocks, 16] and an exponent for each block
-    of 32 numbers.
+    """Return the weights of gpt-oss's experts, [E, K, N] float32, from bytes [E, N, blocks, 16] of FP4 numbers and one
+    exponent for each block of 32 numbers.
     """
     numbers = fp4_numbers(parts["packed"])  # [E, N, blocks, 32]
     scale = exponents(parts["scale"])  # [E, N, blocks]
@@ -164,11 +169,11 @@ def fp4_blocks(parts: Parts) -> Tensor:
 
 
 def bits_and_bytes4(parts: Parts) -> Tensor:
-    """Return the weight of bitsandbytes' 4 bits: indices into a table of 16 values, two in a byte, the upper half
-    first.
+    """Return the weight of bitsandbytes' 4-bit layout, in its stored shape. The numbers are indices into a table of 16
+    values, two in a byte, the first in the upper half.
 
-    A scale applies to a block of numbers. The scales may be quantised themselves, to 8 bits, with a scale for each
-    block of scales and an offset.
+    A scale applies to a block of numbers. The scales may be quantised themselves, to 8 bits, with an offset, and a
+    scale for each block of scales.
     """
     stated = json.loads(bytes(parts["state"].tolist()))
     scale = parts["absmax"]  # [scales]
@@ -186,7 +191,9 @@ def bits_and_bytes4(parts: Parts) -> Tensor:
 
 
 def bits_and_bytes8(parts: Parts) -> Tensor:
-    """Return the weight of bitsandbytes' 8 bits: integers, of which 127 stands for the largest number of their row."""
+    """Return the weight [N, K] float32 of bitsandbytes' 8-bit layout: int8 numbers times scale / 127, where a row's
+    scale is its largest absolute value.
+    """
     return parts["weight"].float() * (parts["scale"].float() / 127)[:, None]
 
 

@@ -26,14 +26,14 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 SMALLEST = {torch.float32: 1 << 18, torch.bfloat16: 1 << 16}
-"""Number of elements of the smallest weight that is packed, by dtype. For smaller ones a call's fixed cost outweighs
-the gain."""
+"""Number of elements of the smallest weight that is packed, by dtype. For smaller weights the fixed cost of a call
+outweighs the gain."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Largest difference from the plain layer that is accepted, as a fraction of the plain layer's largest output, by
 dtype."""
 ROWS = (1, 2, 6, 17)
-"""Numbers of rows with which a packed layer is compared with the plain one: one token, two, a verify, part of a
-prompt."""
+"""Numbers of rows of the inputs on which a packed layer is compared with the plain one: one token, two, a verify, part
+of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Operators:
     pack: Callable[..., Tensor]
     """Function (weight [N, K], number of rows or None) -> packed weight, an opaque tensor."""
     apply: Callable[..., Tensor]
-    """Function (x [..., K], packed weight, bias [N] or None, "none", [], "") -> product [..., N]."""
+    """Function (x [..., K], packed weight, bias [N] or None, "none", [], "") -> product [..., N]. The last three
+    arguments say that no other operation follows."""
 
 
 def operators() -> Operators | None:
@@ -105,8 +106,8 @@ def int8_operator() -> Callable[..., Tensor]:
 
 @functools.lru_cache
 def int8_product(num_outputs: int, num_inputs: int) -> Callable[..., Tensor] | None:
-    """Return `int8_operator` if its product agrees with the plain one for a weight of this shape; None otherwise. For a
-    CPU.
+    """Return `int8_operator` if it exists and, for a weight of this shape on a CPU, gives the same product as an
+    unpacked weight; None otherwise.
     """
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (num_outputs, num_inputs), dtype=torch.int8, generator=generator)  # [N, K]
@@ -127,8 +128,8 @@ def int8_product(num_outputs: int, num_inputs: int) -> Callable[..., Tensor] | N
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace the linear layers that run faster packed, in place. Return the number of replaced layers. Weights are
-    packed one by one, so that the plain form of each is freed before the next is packed.
+    """Replace, in place, the linear layers that run faster with packed weights by `PackedLinear`. Return their number.
+    Weights are packed one by one, so that the plain form of each is freed before the next is packed.
 
     A weight that another module uses, too (a tied lm_head), stays plain: it would be in memory twice.
     """

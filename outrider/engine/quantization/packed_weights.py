@@ -31,12 +31,12 @@ NO_WEIGHTS = (
     ".q_scale",
     ".weight_format",
 )
-"""Endings of names of tensors for quantised activations and keys. They are not used: activations and keys stay in the
-model's dtype."""
+"""Endings of names of tensors for quantised activations, keys and values. They are not used: activations, keys and
+values stay in the model's dtype."""
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 """Dtypes of FP8, as safetensors names them."""
 BYTES = (*FLOAT8, "I8", "U8")
-"""Dtypes of safetensors whose numbers are weights only together with a scale."""
+"""Dtypes, as safetensors names them, whose numbers are weights only together with a scale."""
 NV_GROUP = 16
 """Number of columns for which one scale applies in NVFP4."""
 MX_GROUP = 32
@@ -61,7 +61,7 @@ class PackedWeight:
 
 
 def find_packed(model: str, headers: Headers, quantization: Mapping[str, Any]) -> dict[str, PackedWeight | None]:
-    """Return how each weight is computed, by its name in the network; None = it is stored as a plain tensor of this
+    """Return how each weight is computed, by its name in the network. None = the file has it as a plain tensor of this
     name.
 
     model: folder or hub id, for messages. headers: headers of the checkpoint's tensors. quantization: the

@@ -31,8 +31,8 @@ from outrider.wire.settings.config import WorkerConfig
 from outrider.wire.telemetry.log import get_logger
 
 GPU_ALONE = ("compressed-tensors",)
-"""Methods that are unpacked here unless the device is a GPU. On other devices their library unpacks each weight at its
-first use and keeps it unpacked."""
+"""Methods of quantisation (`quant_method`) whose own library is used only on a GPU. On other devices that library would
+unpack each weight at its first use and keep it so; we unpack all weights at load instead."""
 
 log = get_logger(__name__)
 
@@ -63,8 +63,8 @@ def method_of(config: PreTrainedConfig) -> str | None:
 
 
 def unpack_reason(model: str, config: PreTrainedConfig, device: torch.device, setting: str) -> str | None:
-    """Return the reason why a checkpoint's weights have to be unpacked at load: kernels or a package are missing. None
-    = they need not be.
+    """Return the reason why a checkpoint's weights must be unpacked at load: kernels or a package are missing. None if
+    they are not quantised, or can be loaded as they are.
 
     setting: the setting `quantization`. Raises ConfigError, with the method, what is missing and the remedy, if the
     checkpoint cannot be read at all.
@@ -155,8 +155,8 @@ def unpacked_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def check_int8(device: torch.device, setting: str) -> None:
     """Raise ConfigError if the setting `quantization` is int8 and the device is a GPU.
 
-    On a GPU `Int8Linear` unpacks a whole weight for each product: it reads 8 bits, writes 16 and reads 16, two and a
-    half times the traffic of bfloat16.
+    On a GPU `Int8Linear` unpacks a whole weight for each product: it reads 8 bits, writes 16 and reads 16, which is two
+    and a half times the traffic of bfloat16.
     """
     if setting == "int8" and device.type == "cuda":
         raise ConfigError(
@@ -168,14 +168,14 @@ def check_int8(device: torch.device, setting: str) -> None:
 
 
 NARROW = 4
-"""Maximum number of tokens for which torch's kernel for bfloat16 x int8 is used, since it is faster than unpacking the
-weights. Measured on a CPU at 1024 x 2816: 1 token 0.15 against 0.62 ms, 6 tokens 0.50 against 0.92, 32 tokens 2.4
-against 1.4."""
+"""Maximum number of tokens for which torch's kernel for bfloat16 x int8 is used. For few tokens it is faster than
+unpacking the weights. Measured on a CPU at 1024 x 2816, kernel against unpacking: 1 token 0.15 against 0.62 ms, 6
+tokens 0.50 against 0.92, 32 tokens 2.4 against 1.4."""
 
 
 class Int8Linear(nn.Module):
-    """Linear layer with int8 weights. It is no subclass of `nn.Linear`, so that its weights are not packed or read as
-    whole numbers of the model's dtype.
+    """Linear layer with int8 weights. It is no subclass of `nn.Linear`, so that code for linear layers does not pack
+    its weights or take them for weights in the model's dtype.
     """
 
     def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None) -> None:
@@ -184,8 +184,8 @@ class Int8Linear(nn.Module):
         """
         super().__init__()
         self.is_copy = False
-        """Whether the weights were rounded from those of the embedding (a tied lm_head), which the embedding still
-        has."""
+        """Whether this is a tied lm_head, whose int8 weights were rounded from the embedding. The embedding keeps its
+        own weights."""
         self.out_features, self.in_features = weight_int8.shape
         self.weight = nn.Parameter(weight_int8.contiguous(), requires_grad=False)
         self.register_buffer("scale", scale)
@@ -238,8 +238,8 @@ def quantize_int8(network: PreTrainedModel) -> None:
 
 
 def num_parameters(network: PreTrainedModel) -> int:
-    """Return the number of weights, tied ones counted once. A rounded lm_head that was tied to the embedding is not
-    counted again.
+    """Return the number of weights of the network. Tied weights are counted once, also if the lm_head was rounded to
+    int8 and the embedding was not.
     """
     count = sum(parameter.numel() for parameter in network.parameters())
     head = network.get_output_embeddings()

@@ -19,7 +19,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.peer_text import bound_text
 
 METHODS = ("fp8", "mxfp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "mxfp4", "gptq", "awq", "bitsandbytes")
-"""Methods whose layouts can be unpacked here, by the name in `quant_method`."""
+"""Methods of quantisation whose layouts can be unpacked here, as `quant_method` names them."""
 
 
 class PackedCheckpoint:
@@ -85,7 +85,9 @@ class PackedCheckpoint:
 
 
 class UnpackedTensor:
-    """Weight that is unpacked when it is indexed by `[...]`, as transformers reads a slice of a safetensors file."""
+    """Weight that is read and unpacked when it is indexed by `[...]`; transformers reads tensors of safetensors files
+    in this way.
+    """
 
     def __init__(self, weight: PackedWeight, files: OpenFiles, dtype: torch.dtype) -> None:
         self._weight = weight
