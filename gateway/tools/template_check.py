@@ -1,4 +1,4 @@
-"""Says in which families the calls and the reasoning of a chat template are read.
+"""Finds in which forms the calls and the reasoning of a model with a given chat template are read.
 
 `outrider doctor` runs it as `python -m gateway.tools.template_check` with a model's templates in JSON on stdin: `file`,
 `configured` and `additional`, as `template_of_files` takes them. It prints a finding as a JSON object.
@@ -21,7 +21,11 @@ _REMEDY = "name the family: --tool-call-parser NAME, or give the gateway another
 
 
 def finding(task: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the state, what was found, and the remedy."""
+    """Return how the calls and reasoning of a model are read, as (state, what was found, remedy).
+
+    The state is "ok", "warning" or "problem"; the remedy is empty for "ok". `task`: the model's chat templates under
+    the keys `file`, `configured` and `additional`.
+    """
     additional = {name: text.encode() for name, text in task["additional"].items()}
     file = template_of_files(task["file"].encode(), task["configured"], None, additional)
     if file is None:
