@@ -20,25 +20,30 @@ from gateway.tools.forms.pythonic import Pythonic
 from gateway.tools.forms.xml_parameters import XmlParameters
 
 TOOL_NAME = "[a-zA-Z0-9_.:-]{1,128}"
-"""Pattern of a tool's name. Those of Anthropic's API and of MCP are longer than OpenAI's 64 characters."""
+"""Regular expression of a valid tool name. Names of Anthropic's API and of MCP may be longer than OpenAI's 64
+characters, so 128 are allowed."""
 
 
 class CallIds(Enum):
-    """The ids of calls that a chat template takes."""
+    """Which ids of tool calls a chat template accepts in the chat's history."""
 
     ANY = "any"
     SHORT = "short"
-    """Nine letters and digits: Mistral."""
+    """An id has to be nine letters and digits, as Mistral's templates demand."""
     NUMBERED = "numbered"
-    """`functions.NAME:0`, counted over the chat: Kimi K2."""
+    """An id has the tool's name and the number of the call in the chat, `functions.f:0` for example (Kimi K2)."""
 
 
 @dataclass(frozen=True)
 class CallFamily:
-    """Calls are `opening`, a call in the family's form, for each further one `between` and a call, and `closing`."""
+    """How a family of models writes the tool calls of an output.
 
-    # Hermes: <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>
-    #         opening       form                               closing
+    They are `opening`, one call in `form`, for each further call `between` and the call, and `closing`. A marker is the
+    text by which calls are found in an output, the beginning of `opening` as a rule.
+
+    # Hermes: <tool_call>\\n{"name": "f", "arguments": {"x": 1}}\\n</tool_call>
+    #         opening      form                               closing        marker: <tool_call>
+    """
 
     name: str
     form: CallForm
@@ -46,36 +51,37 @@ class CallFamily:
     between: str = ""
     closing: str = ""
     markers: tuple[str, ...] = ()
-    """Texts of which one announces calls anywhere in an output: the start of `opening`, or, without that, of a call.
-    The grammar writes the first alone. Empty: calls are found at the start of an output alone, by their form."""
+    """Texts such as `<tool_call>`, each of which announces calls wherever it stands in an output. A grammar allows only
+    the first. Empty = calls are found only at the start of an output."""
     is_bare: bool = False
-    """Whether an output that begins with `bare_starts` may be calls without a marker. One call alone then has no
-    `opening`."""
+    """Whether an output that begins with one of `bare_starts` may be calls without a marker. A single call then stands
+    without `opening` and `closing`, unless `lists_one` is True."""
     bare_starts: tuple[str, ...] = ("{", "[")
     lists_one: bool = False
-    """Whether one call alone of a bare family stands between `opening` and `closing` as well."""
+    """Whether a single call without a marker stands between `opening` and `closing`, as several calls do. Used only if
+    `is_bare` is True."""
     in_template: tuple[tuple[str, ...], ...] = ()
-    """Texts by which a chat template shows the family: all of one of these tuples."""
+    """Texts by which a chat template is recognised: its source contains all texts of at least one of these tuples."""
     parsers: tuple[str, ...] = ()
-    """Names of the family for `--tool-call-parser`, besides its own: those of vLLM."""
+    """Other values of `--tool-call-parser` that select this family, besides `name`: vLLM's names."""
     ids: CallIds = CallIds.ANY
     silent: tuple[str, ...] = ()
-    """Texts that are no part of an answer."""
+    """Texts outside calls that are dropped from an output if they occur, such as `<|python_end|>`."""
 
     @property
     def marker(self) -> str | None:
-        """The text that announces calls in what the grammar allows; None for a family without one."""
+        """The text that announces calls in a grammar, the first of `markers`. None for a family without markers."""
         if self.markers:
             return self.markers[0]
         return None
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts around names and arguments, of which some may be one token each."""
+        """All fixed texts around the names and arguments of calls. Some of them may be tokens of the vocabulary."""
         return (*self.markers, self.opening, self.between, self.closing, *self.form.texts)
 
     def shows_in(self, template: str) -> bool:
-        """Return whether a chat template shows this family."""
+        """Return whether this chat template is one of the family. `template`: its source."""
         return any(all(text in template for text in texts) for texts in self.in_template)
 
 
@@ -440,7 +446,8 @@ JSON = CallFamily(
     is_bare=True,
     parsers=("xlam",),
 )
-"""For a template that shows calls without a marker: JSON as the API has it."""
+"""The family of a template that takes tools and shows no tags of calls. Calls are JSON with the keys `name` and
+`arguments`, without a marker."""
 
 FAMILIES: Sequence[CallFamily] = (
     HARMONY,
@@ -483,7 +490,8 @@ FAMILIES: Sequence[CallFamily] = (
     LLAMA3,
     JSON,
 )
-"""In the order in which a template is tried: a family whose marker another one has as well stands in front of it."""
+"""All families of calls. A chat template belongs to the first one whose texts it contains, so a family with more
+specific texts stands in front of one whose texts they include."""
 
 
 def _by_parser() -> dict[str, CallFamily]:
@@ -495,7 +503,7 @@ def _by_parser() -> dict[str, CallFamily]:
 
 
 BY_PARSER: Mapping[str, CallFamily] = _by_parser()
-"""Families by the names that `--tool-call-parser` takes."""
+"""Family of calls by the value of `--tool-call-parser` that selects it."""
 _UNKNOWN = re.compile(r"<[^<>\s{}]*(?:tool_?calls?|function_?calls?|invoke|action)(?:\{\})?[^<>\s{}]*>", re.IGNORECASE)
 """A tag of calls."""
 _OTHER_FORMS: Mapping[str, tuple[str, ...]] = {
@@ -511,11 +519,14 @@ _OTHER_FORMS: Mapping[str, tuple[str, ...]] = {
 
 
 class UnknownFamily(Exception):
-    """A chat template shows calls in a form that no family has. The argument is the tag that shows it."""
+    """Raised if a chat template writes calls in a form that no family has. The argument is the tag that it writes."""
 
 
 def family_of(template: str) -> CallFamily:
-    """Return the family of a chat template that takes tools. Raises UnknownFamily."""
+    """Return how models with this chat template write tool calls. Raises UnknownFamily if no family has their form.
+
+    `template`: the source of a template that takes tools.
+    """
     for tag, texts in _OTHER_FORMS.items():
         if all(text in template for text in texts):
             raise UnknownFamily(tag)

@@ -14,44 +14,52 @@ from gateway.tools.parts import Part
 
 T = TypeVar("T")
 Steps = Generator[Part | None, None, T]
-"""Reads on, and returns a T. None is yielded where more text has to come."""
+"""Type of a generator that parses an output while the output grows, and whose result is a T.
+
+It yields each part that it has found, and None where it has to wait for more text. A caller is such a generator too,
+and passes both on: `is_call = yield from cursor.matches("{")`.
+"""
 
 MAX_SPACE = 256
-"""Maximum characters of white space between two words of a call's form."""
+"""Maximum number of white space characters between two words of a call's fixed texts, such as `<calls>` and `[`."""
 MAX_NAME = 256
-"""Maximum characters of the name of a tool or parameter, including the quotes or tags around it. A longer one is no
-call."""
+"""Maximum number of characters of the name of a tool or parameter, with the text that ends the name. Text with a longer
+name is not read as a call."""
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-"""Pattern of a text that may be one token of a vocabulary: `<tool_call>`, `[TOOL_CALLS]`."""
+"""Pattern of a text that looks like a control token: `<tool_call>` or `[TOOL_CALLS]`. Whether a model's vocabulary has
+it as one token is looked up elsewhere."""
 _WORDS = re.compile(rf"{MARKER.pattern}|[^\s<\[]+|\S")
 """What white space may stand between: `[TOOL_CALLS][` has two words."""
 
 
 def words_of(form: str) -> list[str]:
-    """Return the words of a form, between which a model may write any white space."""
+    """Return the words of a fixed text. Between two words a model may write any white space.
+
+    `form`: the fixed text: `<a>\\n[{` has the words `<a>`, `[` and `{`.
+    """
     return _WORDS.findall(form)
 
 
 class NotACall(Exception):
-    """The text at the cursor is no tool call of the form that is read."""
+    """The text at the cursor is not a tool call in the expected form."""
 
 
 class Cursor:
-    """The text from `base` on, and where in it the reading is."""
+    """The text of a growing output, and the position up to which it has been read."""
 
     def __init__(self) -> None:
         self.text = ""
-        """Text that has come and was not dropped."""
+        """The output's text so far, without the part at its start that was dropped."""
         self.at = 0
-        """Index in `text` of the next character."""
+        """Index in `text` of the next character to read. Methods that move the cursor change it."""
         self.base = 0
-        """Characters of the output in front of `text`."""
+        """Number of characters that were dropped: those of the output in front of `text`."""
         self.is_final = False
-        """Whether no more text comes."""
+        """Whether the output has ended: no more text comes."""
 
     @property
     def position(self) -> int:
-        """Characters of the output up to the cursor."""
+        """Number of characters of the output in front of the cursor, with those that were dropped."""
         return self.base + self.at
 
     def append(self, text: str) -> None:
@@ -65,18 +73,21 @@ class Cursor:
         self.at = 0
 
     def has(self, num_chars: int) -> bool:
-        """Return whether so many characters follow the cursor."""
+        """Return whether the text so far has at least `num_chars` characters behind the cursor."""
         return len(self.text) - self.at >= num_chars
 
     def more(self) -> Steps[bool]:
-        """Wait for more text. Returns whether there may be some: False at the end of the output."""
+        """Generator, for `yield from`: wait for more text. Its result is False if the output has ended, else True."""
         if self.is_final:
             return False
         yield None
         return True
 
     def skip_space(self) -> Steps[None]:
-        """Move behind white space, at most MAX_SPACE characters, up to a character that is none."""
+        """Generator, for `yield from`: move the cursor behind white space, by at most MAX_SPACE characters.
+
+        It waits for more text until a character that is not white space has come, or the output has ended.
+        """
         begin = self.at
         while True:
             while self.at < len(self.text) and self.text[self.at].isspace() and self.at - begin < MAX_SPACE:
@@ -87,7 +98,10 @@ class Cursor:
                 return
 
     def matches(self, word: str) -> Steps[bool]:
-        """Return whether `word` follows, and move behind it if it does."""
+        """Generator, for `yield from`: its result is whether `word` follows the cursor. If so, move behind it.
+
+        It waits for more text as long as that may complete the word.
+        """
         while True:
             found = self.text[self.at : self.at + len(word)]
             if found == word:
@@ -97,8 +111,10 @@ class Cursor:
                 return False
 
     def follows(self, form: str) -> Steps[bool]:
-        """Return whether the words of `form` follow, with any white space before each; move behind them if they do."""
-        # form "\n</a>\n<b>" follows in "</a> <b>"
+        """Generator, for `yield from`: its result is whether a fixed text follows the cursor. If so, move behind it.
+
+        `form`: the fixed text, of which only the words count: "</a>\\n<b>" also matches "</a> <b>" in the output.
+        """
         begin = self.at
         for word in words_of(form):
             yield from self.skip_space()
@@ -108,14 +124,17 @@ class Cursor:
         return True
 
     def expect(self, form: str) -> Steps[None]:
-        """Move behind the words of `form`. Raises NotACall if they do not follow."""
+        """Generator, for `yield from`: move behind the fixed text `form`, with any white space between its words.
+
+        Raises NotACall if it does not follow the cursor.
+        """
         if not (yield from self.follows(form)):
             raise NotACall
 
     def until(self, ends: Sequence[str], max_chars: int = MAX_NAME) -> Steps[tuple[str, str]]:
-        """Return the text up to the first of `ends`, and that end; move behind it.
+        """Generator, for `yield from`: its result is (text in front of the end, end), and it moves behind the end.
 
-        Raises NotACall if none comes within `max_chars` characters.
+        The end is the one of `ends` that comes first. Raises NotACall if the next `max_chars` characters have none.
         """
         while True:
             first: tuple[int, str] | None = None
@@ -133,7 +152,7 @@ class Cursor:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` that is a start of `mark`, but not all of it."""
+    """Return the length of the longest suffix of `text` that is a prefix of `mark`, and not all of `mark`."""
     # "a<to", "<tool_call>": 3
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:size]):

@@ -17,18 +17,20 @@ class JsonScan:
         """`begin`: index in the text of the object's first bracket."""
         self.begin = begin
         self.at = begin
-        """Index up to which the text has been scanned."""
+        """Index in the text up to which it has been scanned."""
         self.end: int | None = None
-        """Index behind the object's last bracket; None while that has not come."""
+        """Index in the text behind the object's last bracket; None until that bracket has come."""
         self.end_of_part: int | None = None
-        """Index behind the last bracket of the object inside it that is looked for; None while that has not come."""
+        """Index in the text behind the inner object that `scan` was asked to find. None until its last bracket has
+        come."""
         self._depth = 0
         self._in_string = False
 
     def scan(self, text: str, part_at: int | None) -> None:
-        """Scan the text from where the last call stopped. `text` is what it was, and more.
+        """Scan on from where the last call of `scan` stopped, and set `end` and `end_of_part` if they are found.
 
-        `part_at`: index of the object inside whose end is looked for; None = none is.
+        `text`: the text of the last call and what has come since. `part_at`: index of an inner object, whose end
+        becomes `end_of_part`; None = no inner object is looked for.
         """
         # '{"name": "f", "arguments": {"x": 1}}' with part_at 27: end_of_part 35, end 36
         while self.end is None:

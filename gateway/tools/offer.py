@@ -16,7 +16,8 @@ from gateway.tools.call_families import TOOL_NAME
 from outrider.wire.errors import InvalidRequest
 
 MAX_LISTED_TOOLS = 4096
-"""Tools of a request, and calls of a message, that a body may have at all. The setting `max_tools` may allow fewer."""
+"""Maximum number of tools in a request body, and of calls in one of its messages. The setting `max_tools` may allow
+fewer tools."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 """JSON schema of the arguments of a tool without parameters."""
 
@@ -28,18 +29,19 @@ class Tool:
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments, an object; None = it has none."""
+    """JSON Schema of the tool's arguments, which are an object. None = the tool has no parameters."""
     strict: bool | None = None
     """Whether every call has to follow the schema; the request is refused if that cannot be enforced. None = False."""
     schema_place: str | None = None
-    """Path of `parameters` in the request, for errors; None = that of a chat."""
+    """Path of `parameters` in the request, for errors. None = `tools[INDEX].function.parameters`, the path in a request
+    of `/v1/chat/completions`."""
 
     def place(self, index: int) -> str:
-        """Return the path of `parameters` in a request in which the tool has this index."""
+        """Return the path of `parameters` in the request, for errors. `index`: index of the tool in the request."""
         return self.schema_place or f"tools[{index}].function.parameters"
 
     def for_template(self) -> dict[str, Any]:
-        """Return the tool as chat templates take it."""
+        """Return the tool as chat templates take it: `{"type": "function", "function": {"name": "f", ...}}`."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -51,13 +53,16 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """The tools of a request, and the choice among them."""
+    """Which tools a request lets the model call (offers it), and whether the model must call one.
+
+    # "tools": [f, g], "tool_choice": "auto": the model may call f, g, both or none
+    """
 
     tools: tuple[Tool, ...] = ()
     choice: Literal["auto", "required"] = "auto"
-    """required: the output has to be calls."""
+    """auto: the model may answer with text, calls or both. required: the output has to be calls."""
     required_tool: str | None = None
-    """Name of the only tool that may be called, once; `choice` is then required."""
+    """Name of the tool that has to be called, once, and no other; `choice` is then required. None = any of `tools`."""
     parallel: bool = True
     """Whether an output may have several calls."""
     continued_text: str = ""
@@ -72,14 +77,14 @@ class ToolOffer:
 
     @property
     def max_calls(self) -> int | None:
-        """Calls that an output may have; None = any number."""
+        """Maximum number of calls in an output; None = any number."""
         if self.parallel and self.required_tool is None:
             return None
         return 1
 
     @property
     def callable_tools(self) -> list[tuple[int, Tool]]:
-        """The tools that may be called, each with its index in the request."""
+        """The tools that may be called, each as (index in `tools`, tool): all, or only the required tool."""
         return [(index, tool) for index, tool in enumerate(self.tools) if self.required_tool in (None, tool.name)]
 
 
@@ -87,10 +92,11 @@ NO_TOOLS = ToolOffer()
 
 
 def offer_of(tools: Sequence[Tool], choice: Any, parallel: bool | None) -> ToolOffer:
-    """Return the offer of OpenAI's parameters `tools`, `tool_choice` and `parallel_tool_calls`.
+    """Return which tools the model may or must call, by OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
 
-    `choice`: "none", "auto", "required", None, or `(name,)` of a tool. Raises InvalidRequest for a tool that cannot be
-    called and for a choice that does not fit the tools.
+    `choice`: "none", "auto", "required", None (as "auto"), or `(name,)` for the one tool that must be called.
+    `parallel`: None = True. Raises InvalidRequest for a tool that cannot be called, such as one with an invalid name,
+    and for a choice that needs tools which the request does not have.
     """
     named = None
     if isinstance(choice, tuple):
@@ -126,7 +132,7 @@ def _check_is_named(tools: Sequence[Tool], name: str) -> None:
 
 
 def check_size(offer: ToolOffer, max_tools: int, max_bytes: int) -> None:
-    """Raise InvalidRequest for more tools, or more bytes of them, than the gateway's settings allow."""
+    """Raise InvalidRequest if a request has more tools than `max_tools`, or their JSON more bytes than `max_bytes`."""
     num_tools = len(offer.tools)
     if num_tools > max_tools:
         raise InvalidRequest(

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text of the answer."""
+    """A piece of the output's text that is neither reasoning nor a tool call."""
 
     text: str
     end: int
-    """Characters of the output up to the end of this text."""
+    """Number of characters of the output up to and with this piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of the reasoning."""
+    """A piece of the text of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The start of a call of the tool `name`. `index`: number of the call in the output."""
+    """The start of a call of the tool `name`. `index`: number of the call in the output, from 0."""
 
     index: int
     name: str
@@ -31,7 +31,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The next piece of a call's arguments, as the model wrote it."""
+    """The next piece of the arguments of the call with this `index`. All pieces together are a JSON object."""
 
     index: int
     text: str
@@ -39,7 +39,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class CallRetraction:
-    """The call that had begun is none; its whole text follows as content."""
+    """The text that began as the call with this `index` is not a call. Its whole text follows as Content."""
 
     index: int
 

@@ -19,11 +19,14 @@ from gateway.tools.parts import CallRetraction, Content, Part, Reasoning
 from gateway.tools.reasoning import ReasoningFamily, begins_reasoning
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON Schema of each tool's arguments, by name. Another name is no call."""
+"""The JSON Schema of each tool's arguments, by the tool's name. Text that names another tool is not read as a call."""
 
 
 class CallReader:
-    """Reads one output. Give it the text with `push`, in any pieces, and call `finish` once."""
+    """Splits the text of one output into reasoning, content and tool calls while it is generated.
+
+    Give it the text with `push`, in pieces of any length, and call `finish` once at the end.
+    """
 
     def __init__(
         self,
@@ -34,9 +37,10 @@ class CallReader:
         max_calls: int | None,
         silent: Sequence[str] = (),
     ) -> None:
-        """`family`: None = there are no calls. `reasoning`: None = there is none. `in_reasoning`: whether the prompt
-        ends inside the reasoning. `max_calls`: the text behind that many calls is dropped; None = no limit. `silent`:
-        texts outside the reasoning that are dropped.
+        """`family`: how the model writes calls; None = calls are not looked for. `reasoning`: how it writes reasoning;
+        None = reasoning is not looked for. `in_reasoning`: whether the prompt ends inside the reasoning. `max_calls`:
+        the text behind so many calls is dropped; None = no limit. `silent`: texts outside the reasoning that are
+        dropped.
         """
         self._family = family
         self._schemas = schemas
@@ -45,7 +49,7 @@ class CallReader:
         self._silent = tuple(silent)
         self._cursor = Cursor()
         self._skips_space = in_reasoning
-        """Whether white space that comes next belongs to a marker, and is dropped."""
+        """Whether white space that comes next is dropped, because it belongs to the text in front of it, a tag."""
         self._is_at_start = True
         """Whether only white space has come since the reasoning."""
         self._gap_at: int | None = None
@@ -55,24 +59,28 @@ class CallReader:
         self._call: CallText | None = None
         """Call that is being read."""
         self.num_calls = 0
-        """Calls that are complete."""
+        """Number of calls that are complete."""
         self.num_chars = 0
-        """Characters of text so far."""
+        """Number of characters that `push` has been given."""
         self.reasoning_end: int | None = None
-        """Characters of text up to the end of the reasoning; None until it has ended."""
+        """Number of characters of the output up to and with the text that ends the reasoning. 0 if the output has no
+        reasoning; None while it may still have some or is inside it."""
         if not in_reasoning and reasoning is None:
             self.reasoning_end = 0
         self._steps = self._read(in_reasoning)
 
     def push(self, text: str) -> list[Part]:
-        """Return the parts that have become certain with the next characters of the output."""
+        """Add `text` to the output, and return the parts that are certain now and were not before."""
         self._cursor.append(text)
         self.num_chars += len(text)
         return self._read_on()
 
     def finish(self, is_cut: bool) -> list[Part]:
-        """Return the remaining parts. `is_cut`: whether a limit or a stop ended the output, not the model: a call that
-        has begun then stays one, without its end. A model may also end within the text that ends calls.
+        """End the output, and return the remaining parts.
+
+        `is_cut`: whether a limit or a stop of the request ended the output. A call that has begun then stays a call,
+        without an end. If the model ended the output inside a call, the text of that call becomes content. Text behind
+        a call that is only the beginning of the text that ends calls is dropped.
         """
         has_begun_call = self._call is not None and self._call.name is not None
         if (is_cut and has_begun_call) or self._is_closing():

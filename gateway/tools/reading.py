@@ -21,30 +21,30 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the outputs of a prompt are read."""
+    """How the outputs of one prompt are split into reasoning, content and tool calls."""
 
     family: CallFamily | None
-    """CallFamily in which calls are written; None = there are no calls."""
+    """How the model writes tool calls. None = calls are not looked for."""
     schemas: Schemas
     """The JSON Schema of each tool's arguments, by the name of the tool."""
     reasoning: ReasoningFamily | None
-    """CallFamily of the reasoning; None = there is none."""
+    """How the model writes its reasoning. None = reasoning is not looked for."""
     in_reasoning: bool
-    """Whether the prompt ends inside the reasoning."""
+    """Whether the prompt ends inside the reasoning. An output then begins inside it."""
     max_calls: int | None
-    """Calls that an output may have; None = any number."""
+    """Maximum number of calls in an output; the text behind them is dropped. None = any number."""
     shown_ids: frozenset[int]
-    """Special tokens that are part of the text: the markers of calls and reasoning."""
+    """Ids of special tokens that detokenization keeps in the text, because calls and reasoning are found by them."""
     silent: tuple[str, ...] = ()
-    """Texts around an answer that are no part of it."""
+    """Texts outside reasoning and calls that are dropped from an output, such as tags around the answer."""
     num_previous_calls: int = 0
-    """Calls in the prompt, for families that number them."""
+    """Number of tool calls in the prompt. 0 for a family that does not number the calls of a chat."""
     max_reasoning_tokens: int | None = None
-    """Tokens of reasoning after which its end is forced; None = any number."""
+    """Maximum number of tokens of reasoning; a grammar then forces the text that ends it. None = any number."""
 
     @property
     def marks(self) -> Marks | None:
-        """Texts that begin and end the reasoning; None = there is none."""
+        """The texts that begin and end the reasoning. None = reasoning is not looked for."""
         if self.reasoning is None:
             return None
         return self.reasoning.marks
@@ -58,21 +58,22 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningBudget:
-    """A limit of the reasoning in one output."""
+    """A limit on the length of the reasoning in one output."""
 
     num_tokens: int
-    """Tokens between the texts that begin and end the reasoning."""
+    """Maximum number of tokens between the texts that begin and end the reasoning."""
     is_optional: bool = False
-    """Whether the limit is left out for a model whose reasoning cannot be ended."""
+    """Whether the limit is ignored for a model whose reasoning no grammar can end. False = the request is refused."""
 
 
 def reading_of(
     offer: ToolOffer, tokenizer: Tokenizer, prompt: str, budget: ReasoningBudget | None = None
 ) -> Reading | None:
-    """Return how the outputs of a chat are read; None = they are text alone.
+    """Return how the outputs of a chat are split into reasoning, content and calls. None = they are content as a whole.
 
-    `prompt`: the rendered chat. Raises InvalidRequest for tools that the chat template cannot take, or whose calls
-    cannot be read, and for a budget of a model whose reasoning cannot be ended.
+    `offer`: the tools that the model may call. `prompt`: the rendered chat. `budget`: limit of the reasoning, None =
+    none. Raises InvalidRequest if the chat template takes no tools, if it writes calls in an unknown form, and for a
+    `budget` that is not optional and cannot be enforced for this model.
     """
     template = tokenizer.template
     assert template is not None, "the prompt was written with it"
@@ -176,9 +177,9 @@ def _marker_ids(
 
 
 def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> ToolGrammarRequest | None:
-    """Return the request for the grammar of a whole output; None if that grammar is `answer`.
+    """Return the request for a grammar of the whole output. None if no other grammar than `answer` is needed.
 
-    `answer`: the grammar of an answer that is no call; empty = any text.
+    `offer`: the tools that the model may call. `answer`: the grammar of an answer that is not a call; empty = any text.
     """
     family = reading.family
     reasoning = reading.reasoning

@@ -9,30 +9,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Marks = tuple[str, str]
-"""The texts that begin and end the reasoning of an output."""
+"""The two texts that begin and end the reasoning of an output: `("<think>", "</think>")`."""
 
 
 @dataclass(frozen=True)
 class ReasoningFamily:
-    """How a family of models writes its reasoning."""
+    """How a family of models writes its reasoning.
+
+    # harmony: <|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.
+    # marks: <|channel|>analysis<|message|> and <|end|>. turn: <|start|>assistant.
+    # answer_start: <|channel|>final<|message|>.
+    """
 
     name: str
     marks: Marks
     silent: tuple[str, ...] = ()
-    """Texts outside the reasoning and calls that are no part of the answer, such as tags around it."""
+    """Texts outside reasoning and calls that are dropped from an output, such as `<answer>` and `</answer>`."""
     answer_start: str = ""
-    """Text that a model of the family writes in front of an answer that is no call. A grammar of answers has it."""
+    """Text in front of an answer that is not a call, such as `<|channel|>final<|message|>`. A grammar of the whole
+    output requires it. Empty = the model writes no such text."""
     turn: str = ""
-    """Text that a model of the family writes between its reasoning and what follows; empty = white space at most."""
+    """Text between the reasoning and the answer or call that follows: the beginning of the model's next message, such
+    as `<|start|>assistant`. Empty = at most white space stands there."""
     may_return: bool = False
-    """Whether reasoning may follow an answer."""
+    """Whether an output may have more reasoning behind content or calls."""
     in_template: tuple[str, ...] = ()
-    """Texts by which a chat template shows the family; none: `marks`' end."""
+    """Texts by which a chat template is recognised: its source contains all of them. Empty = it is recognised by the
+    text that ends the reasoning."""
     parsers: tuple[str, ...] = ()
-    """Names of the family for `--reasoning-parser`, besides its own: those of vLLM."""
+    """Other values of `--reasoning-parser` that select this family, besides `name`: vLLM's names."""
 
     def shows_in(self, template: str) -> bool:
-        """Return whether a chat template shows this family."""
+        """Return whether this chat template is one of the family. `template`: its source."""
         return all(text in template for text in self.in_template or (self.marks[1],))
 
 
@@ -104,7 +112,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
     THINK,
     GRANITE,
 )
-"""In the order in which a template is tried."""
+"""All families of reasoning. A chat template belongs to the first one whose texts it contains."""
 
 
 def _by_parser() -> dict[str, ReasoningFamily]:
@@ -116,11 +124,11 @@ def _by_parser() -> dict[str, ReasoningFamily]:
 
 
 REASONING_BY_PARSER: Mapping[str, ReasoningFamily] = _by_parser()
-"""Families by the names that `--reasoning-parser` takes."""
+"""Family of reasoning by the value of `--reasoning-parser` that selects it."""
 
 
 def reasoning_family(template: str) -> ReasoningFamily | None:
-    """Return the family of reasoning in a chat template, None for a template without."""
+    """Return how models with this chat template write reasoning; None if it shows none. `template`: its source."""
     for family in REASONING_FAMILIES:
         if family.shows_in(template):
             return family
@@ -128,13 +136,15 @@ def reasoning_family(template: str) -> ReasoningFamily | None:
 
 
 MAX_SPACE_CHARS = 256
-"""Characters at the start of an output within which its reasoning has to begin."""
+"""Number of characters at the start of an output in which the text that begins reasoning has to stand. Only white space
+may precede it."""
 
 
 def begins_reasoning(text: str, mark: str, *, final: bool = False) -> bool | None:
-    """Return whether the output that starts with `text` begins with reasoning; None if more text may decide that.
+    """Return whether an output begins with reasoning. None if that depends on text that has not come.
 
-    `mark`: the text that begins reasoning, with any white space in front. `final`: whether `text` is the whole output.
+    `text`: the output so far. `mark`: the text that begins reasoning; the output may have white space in front of it.
+    `final`: whether the output has ended.
     """
     # mark "<think>": True for " <think>a", None for "<th", False for "a"
     begin = text[:MAX_SPACE_CHARS].lstrip()
@@ -146,8 +156,8 @@ def begins_reasoning(text: str, mark: str, *, final: bool = False) -> bool | Non
 
 
 class AnswerFinder:
-    """Finds the answer in the growing text of an output: the text behind the reasoning, or all of a text without
-    reasoning. White space between the two belongs to neither.
+    """Finds the answer in the growing text of an output: the text behind the reasoning, or the whole text if there is
+    no reasoning. White space between reasoning and answer belongs to neither.
     """
 
     def __init__(self, marks: Marks | None, in_reasoning: bool) -> None:
@@ -156,21 +166,21 @@ class AnswerFinder:
         self._is_reasoning = in_reasoning
         """Whether the text has reasoning, ended or not."""
         self.is_behind = marks is None
-        """Whether the text so far ends behind the reasoning."""
+        """Whether the reasoning has ended, or the output is known to have none."""
         self._pending = ""
         """End of the text, which may be a part of a mark."""
         self.is_found = marks is None
-        """Whether the text so far has a part of the answer."""
+        """Whether the answer has begun. Always True if `marks` is None."""
 
     @property
     def num_undecided_chars(self) -> int:
-        """Characters at the end of the text of which it is open whether they are reasoning or answer."""
+        """Number of characters of which it is not known yet whether they are reasoning or answer."""
         if self.is_found or self._is_reasoning:
             return 0
         return len(self._pending)
 
     def push(self, text: str) -> str:
-        """Append `text` to the output. Return the characters that are now known to be of the answer."""
+        """Append `text` to the output. Return the characters that are certain to be answer now and were not before."""
         if self._marks is None or self.is_found:
             return text
         if self.is_behind:
@@ -192,7 +202,7 @@ class AnswerFinder:
         return ""
 
     def finish(self) -> str:
-        """Return the undecided text, which belongs to the answer if nothing follows it. Call it at the output's end."""
+        """Return the text that was undecided: it is answer, since the output has ended. Call this once, at the end."""
         if self.is_found or self._is_reasoning:
             return ""
         return self._found(self._pending)

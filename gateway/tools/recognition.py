@@ -1,4 +1,4 @@
-"""Which families a model is of: by its chat template, or as the gateway's settings name them."""
+"""Finds how a model writes its calls and its reasoning: by its chat template, or by the gateway's settings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gateway.tools.reasoning import REASONING_BY_PARSER, ReasoningFamily, reason
 from outrider.wire.errors import ConfigError
 
 AUTO = "auto"
-"""Name of a parser that leaves the choice to the chat template."""
+"""Value of `--tool-call-parser` and `--reasoning-parser` with which the chat template decides on the family."""
 
 
 def check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
-    """Raise ConfigError for a parser that no family has as its name."""
+    """Raise ConfigError if one of the two settings is neither AUTO nor the name of a family."""
     for setting, name, known in (
         ("tool_call_parser", tool_call_parser, BY_PARSER),
         ("reasoning_parser", reasoning_parser, REASONING_BY_PARSER),
@@ -30,14 +30,14 @@ class Families:
     """How a model writes its calls and its reasoning."""
 
     calls: CallFamily | None
-    """None = in a form that no family has, or the chat template takes no tools."""
+    """How the model writes calls. None = its chat template takes no tools, or writes calls in an unknown form."""
     reasoning: ReasoningFamily | None
-    """None = it has none."""
+    """How the model writes reasoning. None = its chat template shows no reasoning."""
     unknown_tag: str = ""
-    """The tag in the template that shows calls of an unknown form; empty = there is none."""
+    """Tag with which the chat template writes calls, if it writes them in an unknown form; else empty."""
 
     def describe(self) -> str:
-        """Return a sentence for the log."""
+        """Return a sentence for the log that says in which form calls and reasoning are read."""
         calls = "not read: the chat template takes no tools"
         if self.calls is not None:
             calls = f"read in the form {self.calls.name}"
@@ -49,13 +49,19 @@ class Families:
 
 
 def families_of(tokenizer: Tokenizer, source: str) -> Families:
-    """Return how a model writes calls and reasoning. `source`: of the chat template of its prompts."""
+    """Return how a model writes calls and reasoning: as the tokenizer's two parser settings say, or its chat template.
+
+    `source`: the text of the chat template with which the prompt is written.
+    """
     accepts_tools = tokenizer.template is not None and tokenizer.template.accepts_tools
     return _families_of(source, accepts_tools, tokenizer.tool_call_parser, tokenizer.reasoning_parser)
 
 
 def families_shown(source: str, *, accepts_tools: bool) -> Families:
-    """Return how a model with this chat template writes calls and reasoning, by the template alone."""
+    """Return how a model writes calls and reasoning, by its chat template alone and not by the gateway's settings.
+
+    `source`: the text of the template. `accepts_tools`: whether the template writes the tools of a request.
+    """
     return _families_of(source, accepts_tools, AUTO, AUTO)
 
 

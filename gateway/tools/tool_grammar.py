@@ -24,17 +24,18 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import MAX_GRAMMAR_BYTES
 
 TokenOf = Callable[[str], int | None]
-"""Function that returns the id of a text that is one control token, None for another text."""
+"""Type of a function that returns the id of the control token with the given text, or None if there is none."""
 MAX_CALLS = 16
-"""Calls of one output that a grammar allows, so that a model which keeps calling comes to an end."""
+"""Maximum number of calls in one output that a grammar allows. It stops a model that would go on with calls forever."""
 TEXT = r"TEXT: /(.|\n)*/"
 _SPACE = r"[\s\x1c-\x1f]*"
 """White space that `str.strip` removes, as the reader does."""
 FREE = rf"FREE: /{_SPACE}(\[{_SPACE}\[(.|\n)*|(\[{_SPACE})?([^\s\x1c-\x1f{{\[](.|\n)*)?)/"
-"""Text that is no call in a family whose calls need no marker: it begins neither with an object nor with a list of
-objects."""
+"""Lark terminal of an answer that cannot be taken for a call without a marker: text that begins neither with a JSON
+object nor with a list of objects."""
 FREE_OF_LISTS = rf"FREE: /{_SPACE}([^\s\x1c-\x1f\[](.|\n)*)?/"
-"""Text that is no call in a family whose calls are a list: it begins with none."""
+"""Lark terminal of an answer that cannot be taken for a list of calls without a marker: text that does not begin with
+a `[`."""
 _BETWEEN_TAGS = re.compile(r"(?<=>)\n(?=<\w+>)")
 """The line break between the tag that closes a call and the one that opens the next. Some templates write none."""
 _TOKEN_ID = re.compile(r"(<\[\^?)\d+(\]>)")
@@ -42,9 +43,10 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def tool_grammar(request: ToolGrammarRequest) -> str:
-    """Return the grammar of a whole output, its reasoning included, as JSON that llguidance reads.
+    """Return the grammar of a whole output with reasoning, text and calls, as JSON that llguidance reads.
 
-    Takes long for large schemas. Raises InvalidRequest for schemas that cannot be enforced.
+    This takes long for large schemas. Raises InvalidRequest if the schema of a strict tool cannot be enforced, or if
+    the whole grammar is too large or cannot be compiled.
     """
     parts = _parts(request)
     start = _start(request, _body(request, parts), parts)

@@ -10,11 +10,12 @@ from gateway.tools.cursor import Cursor, Steps
 from gateway.tools.parts import Arguments, CallStart
 
 NAME = "NAME"
-"""Placeholder of a tool's name in the texts of a form."""
+"""Placeholder for a tool's name in the fixed texts around a call's arguments: `<function=NAME>`."""
 KEY = "KEY"
-"""Placeholder of a parameter's name in the texts of a form."""
+"""Placeholder for a parameter's name in the fixed texts around a call's values: `<parameter=KEY>`."""
 INDEX = "INDEX"
-"""Placeholder of a call's number in the texts of a form."""
+"""Placeholder for a call's number, or for another id, in the fixed texts around a call's arguments:
+`functions.NAME:INDEX` for `functions.weather:0`."""
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON Schema of each tool's arguments, by the tool's name."""
@@ -22,47 +23,55 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 @dataclass
 class CallText:
-    """What a form reads a call from, and which parts it makes of it."""
+    """State of reading one call: the text, the call's name and number. Makes the parts that a CallForm yields."""
 
     cursor: Cursor
     schemas: Schemas
-    """Of the tools that may be called. Another name is no call."""
+    """The JSON Schema of each callable tool's arguments, by name. Text with another name is not read as a call."""
     index: int
-    """Number of the call in the output."""
+    """Number of the call in the output, from 0."""
     name: str | None = None
-    """Name of the tool, once it is known."""
+    """Name of the called tool; None until it has been read."""
 
     def start(self, name: str) -> CallStart:
-        """Return the part that begins the call. `name` is in `schemas`."""
+        """Set the name of the called tool, which has to be in `schemas`, and return the part that begins the call."""
         self.name = name
         return CallStart(self.index, name)
 
     def arguments(self, text: str) -> Arguments:
-        """Return the next piece of the arguments, as JSON."""
+        """Return the part with the next piece of the call's arguments. `text`: a piece of their JSON."""
         return Arguments(self.index, text)
 
 
 @dataclass
 class GrammarParts:
-    """The grammar that is being written, and how texts are spelled in it."""
+    """The rules and JSON Schemas that a grammar has so far, and functions to write texts in it."""
 
     spell: Callable[[str], str]
-    """Returns a text in Lark: quoted, and control tokens by their ids."""
+    """Function that returns a text as Lark writes it: in quotes, and with control tokens by their ids.
+
+    # '<tool_call>f', with a token of id 7: '<[7]> "f"'
+    """
     text_up_to: Callable[[str, str], str]
-    """(name for a rule, end) -> the rule of any text up to and with `end`."""
+    """Function `(rule, end)` that adds rules for any text up to and with the first `end`, and returns the name of one
+    that matches that text. `rule`: prefix of the names."""
     rules: list[str] = field(default_factory=list)
-    """Rules in Lark."""
+    """Rules in Lark so far, a text each: `name: right side`."""
     schemas: list[dict[str, Any]] = field(default_factory=list)
-    """Grammars by name that rules refer to as `@name`."""
+    """JSON Schemas so far, each as `{"name": "f", "json_schema": {...}}`. The rules refer to it as `@f`."""
 
     def schema(self, name: str, schema: Any) -> str:
-        """Add a JSON Schema and return the reference to it."""
+        """Add a JSON Schema to `schemas`, and return the text by which rules refer to it, `@name`."""
         self.schemas.append({"name": name, "json_schema": schema})
         return f"@{name}"
 
 
 class CallForm(Protocol):
-    """How one call is written, between the texts of its family."""
+    """How a model writes one call: the name of a tool and its arguments, with fixed texts around them.
+
+    # {"name": "f", "arguments": {"x": 1}} is one form, f(x=1) another. The CallFamily gives the tags around it; many
+    # families share a form.
+    """
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -72,17 +81,23 @@ class CallForm(Protocol):
         """
 
     def read(self, call: CallText) -> Steps[None]:
-        """Read one call, from the cursor on. Raises NotACall for another text."""
+        """Generator, for `yield from`: read one call at the cursor, and yield its parts as soon as they are known.
+
+        Raises NotACall if the text is not a call in this form.
+        """
 
     def head(self, name: str) -> str:
-        """Return the text with which a call of the tool `name` begins."""
+        """Return the fixed text with which a call of the tool `name` begins; empty if the grammar needs it in `rest`.
+
+        # f(x=1): "f(" is the head, and `rest` gives the rule of `x=1)`
+        """
 
     def rest(self, name: str, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
-        """Return the right side of the rule of what follows `head`: arguments that follow `schema`, and the end.
+        """Return the right side of the Lark rule of what stands behind `head`: the arguments and the end of the call.
 
-        `label`: a prefix for the names of further rules and schemas. Raises InvalidRequest for a schema that cannot be
-        enforced in this form.
+        `schema`: of the arguments. `label`: prefix of the names of rules and schemas that are added to `parts`. Raises
+        InvalidRequest for a schema that cannot be enforced in this form.
         """
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
-        """Return a call as a model of the family writes it."""
+        """Return a call of the tool `name` as a model writes it. `index`: number of the call, which replaces INDEX."""

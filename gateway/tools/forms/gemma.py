@@ -25,16 +25,16 @@ _WORDS = {
     "None": "null",
 }
 MAX_DEPTH = 64
-"""Maximum depth of objects and lists in a value."""
+"""Maximum depth of nested objects and lists in an argument. Deeper text is not read as a call."""
 
 
 @dataclass(frozen=True)
 class Gemma:
-    """A call is `call:NAME{key:value,...}`, with strings between two `quote`."""
+    """A call is `call:NAME{key:value,...}`. The text `quote` stands in front of each string and behind it."""
 
     quote: str
     is_sorted: bool = False
-    """Whether the grammar has parameters in the order of the alphabet, as templates of the family write them."""
+    """Whether the grammar requires parameters in alphabetical order. False = it requires the order of the schema."""
 
     @property
     def texts(self) -> tuple[str, ...]:

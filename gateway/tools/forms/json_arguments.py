@@ -15,16 +15,17 @@ from gateway.tools.forms.json_text import read_object
 
 @dataclass(frozen=True)
 class JsonArguments:
-    """A call is `first`, which has the placeholder NAME, the arguments as a JSON object, and `tail`."""
+    """A call is `first`, which has the placeholder NAME, the arguments as a JSON object, and `tail`.
 
-    # Kimi K2: <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|>
+    # f[ARGS]{"x": 1} has the first "NAME[ARGS]" and an empty tail
+    """
 
     first: str
     tail: str = ""
     others: tuple[str, ...] = field(default=())
-    """Other texts that models of the family write in place of `first`. They are read, and not written."""
+    """Other texts that models write in place of `first`. They are read; grammars and `write` use `first` alone."""
     index: str = "[0-9]+"
-    """Pattern of what stands for INDEX."""
+    """Regular expression of the number or id that a model writes in place of INDEX in `first`."""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -29,21 +29,25 @@ _FIRST = re.compile(r'\{\s*(?:"((?:[^"\\]|\\.)*)"(?:\s*:\s*"((?:[^"\\]|\\.)*)")?
 """The first key of an object, and its value if that is a string; neither if no key begins."""
 _PIECES = re.compile(r'"[^"]*"|[{}]|[:,] ')
 MAX_HEAD = 512
-"""Maximum characters of a call in front of its arguments."""
+"""Maximum number of characters of a call in front of its arguments. A longer one is not parsed until it is complete,
+so its arguments are not streamed."""
 
 
 @dataclass(frozen=True)
 class JsonObject:
-    """A call is `{"name": "f", "arguments": {"x": 1}}`, with these keys."""
+    """A call is a JSON object such as `{"name": "f", "arguments": {"x": 1}}`, whose keys depend on the model."""
 
     arguments_key: str = "arguments"
     name_key: str = "name"
     first: str = ""
-    """Keys in front of the name, with the placeholder INDEX: `"tool_call_id": "INDEX", `."""
+    """Text of the keys in front of the name, in which INDEX stands for the call's number: `"tool_call_id": "INDEX", `.
+    Empty = there are none."""
     last: str = ""
-    """Keys that may follow the arguments, with the placeholder INDEX for nine letters and digits: `, "id": "INDEX"`."""
+    """Text of the keys that may follow the arguments, in which INDEX stands for nine letters and digits:
+    `, "id": "INDEX"`. Empty = there are none."""
     is_exact: bool = field(default=True)
-    """Whether the grammar takes the object as one text; else as pieces of JSON, where an output may be other JSON."""
+    """Whether the grammar has the text in front of the arguments as one lexeme. False = it has a lexeme for each piece
+    of JSON, for families whose answers may be JSON that begins like a call."""
 
     @property
     def texts(self) -> tuple[str, ...]:

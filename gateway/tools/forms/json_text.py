@@ -12,7 +12,10 @@ from gateway.tools.json_scan import JsonScan
 
 
 def read_object(call: CallText) -> Steps[None]:
-    """Yield the arguments of a call as they come: a JSON object at the cursor. Raises NotACall for another text."""
+    """Generator, for `yield from`: read the JSON object at the cursor, and yield it as the call's arguments in pieces.
+
+    Raises NotACall if the text is not a JSON object.
+    """
     cursor = call.cursor
     if not (yield from cursor.matches("{")):
         raise NotACall
@@ -20,9 +23,10 @@ def read_object(call: CallText) -> Steps[None]:
 
 
 def scan_object(call: CallText, begin: int, *, is_arguments: bool) -> Steps[None]:
-    """Move the cursor behind the JSON object whose brace is at `begin`. Raises NotACall for another text.
+    """Generator, for `yield from`: move the cursor behind the JSON object whose `{` is at index `begin` of the text.
 
-    is_arguments: whether the object is the call's arguments, which are yielded as they come.
+    `is_arguments`: whether to yield the object in pieces as the call's arguments. Raises NotACall if the text is not a
+    JSON object.
     """
     cursor = call.cursor
     scan = JsonScan(begin)
@@ -43,7 +47,7 @@ def scan_object(call: CallText, begin: int, *, is_arguments: bool) -> Steps[None
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """Return the object of a JSON text, None for other texts."""
+    """Return the object that a JSON text contains. None for a text that is not JSON, or is JSON of another type."""
     try:
         value = orjson.loads(text)
     except ValueError:

@@ -10,9 +10,10 @@ from gateway.tools.forms.form import GrammarParts
 
 
 def text_rule(schema: Any, end: str, rule: str, parts: GrammarParts) -> str:
-    """Return the rule of a string's text up to and with `end`: one of an enum's, or any.
+    """Return the right side of a Lark rule of a string without quotes, and the text `end` behind it.
 
-    Other keywords of the schema (`pattern`, `format`, lengths) are not enforced here: the text is no JSON string.
+    A schema with `enum` or `const` allows their values, another schema any text: `pattern`, `format` and lengths are
+    not enforced. `rule`: prefix of the name of a rule that is added to `parts`.
     """
     choices = choices_of(schema)
     if choices:
@@ -23,7 +24,7 @@ def text_rule(schema: Any, end: str, rule: str, parts: GrammarParts) -> str:
 
 
 def choices_of(schema: Any) -> list[Any]:
-    """Return the values that a schema allows by name, none where it allows others."""
+    """Return the values that a schema lists with `const` or `enum`; an empty list if it has neither."""
     if not isinstance(schema, Mapping):
         return []
     if "const" in schema:
@@ -39,10 +40,12 @@ def properties_in_order(
     comma: str,
     rule_of: Callable[[Any, str, GrammarParts], str],
 ) -> str:
-    """Add a rule for each property of a schema, its key, `sign` and its value, and return the rule of all in order.
+    """Return the right side of a Lark rule of an object's properties in the order of `schema`. Those that are not
+    required may be left out.
 
-    label: prefix of the rules' names. comma: what stands between two properties, in Lark. rule_of: (schema of a value,
-    name of its rule, parts) -> the value's rule.
+    `label`: prefix of the names of rules that are added to `parts`, one for each property. `sign`: text between a key
+    and its value. `comma`: Lark of the text between two properties. `rule_of`: function that gets the schema of a
+    value, a prefix for names of rules and `parts`, and returns the right side of the value's rule.
     """
     properties: Mapping[str, Any] = schema["properties"]
     required = frozenset(schema.get("required") or ())
@@ -55,7 +58,11 @@ def properties_in_order(
 
 
 def in_order(pairs: Sequence[str], are_required: Sequence[bool], comma: str) -> str:
-    """Return the rule of pairs in their order, with `comma` between those that are there."""
+    """Return the right side of a Lark rule of a list in which the items that are not required may be left out.
+
+    `pairs`: names of the items' rules. `are_required`: whether the item of each rule is required, in the order of
+    `pairs`. `comma`: Lark of the text between two items.
+    """
     # a, b? -> a ("," b)?; with the first optional, too: (a ("," b)? | b?)
     if not pairs:
         return '""'

@@ -25,12 +25,13 @@ _WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 
 def arguments_rule(schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
-    """Return the right side of the rule of a call behind its bracket, and add what it refers to.
+    """Return the right side of the Lark rule of a Python call behind its `(`: its arguments and the `)`.
 
     # weather(city="Paris", days=3), days optional: tool_0_0 (", " tool_0_1)? ")"
 
-    Arguments come in the order of the schema's properties. Strings, numbers and whole types are enforced; of arrays and
-    objects, that they are some.
+    Arguments are in the order of `schema`. An enum is enforced, and so is the schema of a value with one simple type.
+    For an array, an object or a value with several types, only the kinds of literals are enforced. `label`: prefix of
+    the names of rules and schemas that are added to `parts`.
     """
     _add(parts, _STRING, _QUOTED, _NUMBER, *_ANY)
     properties: Mapping[str, Any] = schema.get("properties") or {}

@@ -26,12 +26,12 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n
 """What an escape of one character stands for."""
 _JSON_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 MAX_VALUE = 1 << 20
-"""Maximum characters of a value that is no string."""
+"""Maximum number of characters of an argument that is not a string. Text with a longer one is not read as a call."""
 
 
 @dataclass(frozen=True)
 class Pythonic:
-    """A call is a Python call with keyword arguments."""
+    """A call is a Python call with keyword arguments: `f(city="Paris", days=3)`."""
 
     @property
     def texts(self) -> tuple[str, ...]:

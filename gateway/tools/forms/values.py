@@ -25,9 +25,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def types_of(schema: Any) -> frozenset[str]:
-    """Return the JSON types that a schema allows; empty where it does not say.
+    """Return the names of the JSON types that a schema allows. Empty if the schema does not restrict the type.
 
-    # {"anyOf": [{"type": "integer"}, {"type": "null"}]}: integer, null; {"enum": ["a", 1]}: string, number
+    # {"anyOf": [{"type": "integer"}, {"type": "null"}]}: integer, null; {"enum": ["a", 1]}: string, integer
     """
     if not isinstance(schema, Mapping):
         return frozenset()
@@ -52,7 +52,7 @@ def _choices(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def type_of(value: Any) -> str:
-    """Return the JSON type of a value."""
+    """Return the name of a value's JSON type, such as "integer" or "object"."""
     if isinstance(value, bool):
         return "boolean"
     for name, types in _TYPES.items():
@@ -62,7 +62,7 @@ def type_of(value: Any) -> str:
 
 
 def parameter_schema(schema: Mapping[str, Any], key: str) -> Any:
-    """Return the schema of a parameter; an empty one where the tool's does not name it."""
+    """Return the schema of the parameter `key`; an empty schema if there is none. `schema`: that of all arguments."""
     properties = schema.get("properties")
     if isinstance(properties, Mapping):
         return properties.get(key, {})
@@ -70,15 +70,18 @@ def parameter_schema(schema: Mapping[str, Any], key: str) -> Any:
 
 
 def is_text(schema: Any) -> bool:
-    """Return whether a value of this schema is text as it stands: the schema allows nothing but strings, or all."""
+    """Return whether a value that a model wrote without quotes is a string, whatever it looks like.
+
+    It is one if the schema allows only strings, or does not restrict the type.
+    """
     return types_of(schema) <= {STRING}
 
 
 def value_of(text: str, schema: Any) -> str:
-    """Return the JSON of a value that is written as text.
+    """Return the JSON of a value that a model wrote as plain text.
 
-    It is what the text says as JSON, if the schema allows that; else the text as a string. A schema that allows strings
-    as well takes what no other type of it can be.
+    A text that is JSON or a Python literal of a type that the schema names, other than string, gives that value. Every
+    other text gives a string, and so does each text if the schema names no type.
     """
     # "3" is 3 for an integer, "3" for a string; "true" is true for a boolean; "None" is null where null is allowed
     types = types_of(schema)
@@ -115,9 +118,10 @@ def _parsed(text: str) -> Any:
 
 
 def converted(call: CallText, steps: Steps[None], schema: Any) -> Steps[None]:
-    """Yield what `steps` reads, a string in quotes, as a value of the schema's type.
+    """Generator, for `yield from`: yield the arguments of `steps`, which are one JSON string, with the schema's type.
 
-    Some templates quote every value, and what models of theirs write says nothing of types.
+    Some models write every value in quotes. If the schema allows strings, the pieces of the string are passed on. If
+    not, the text in the quotes is yielded once it is complete, as the value that it stands for: 3 for "3".
     """
     # "3" in quotes is 3 for an integer
     types = types_of(schema)
@@ -134,10 +138,10 @@ def converted(call: CallText, steps: Steps[None], schema: Any) -> Steps[None]:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON."""
+    """Return the JSON text of a value, in which characters beyond ASCII are not escaped."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def string_inside(text: str) -> str:
-    """Return text as it stands between the quotes of a JSON string."""
+    """Return the JSON string of a text without its quotes: a line break becomes `\\n`."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -26,18 +26,19 @@ class XmlParameters:
     """A call is `first`, with the placeholder NAME, a parameter for each argument, and `tail`.
 
     A parameter is `parameter_head`, with the placeholder KEY, the value, and `parameter_tail`.
-    """
 
-    # Qwen3-Coder: <function=f>\n<parameter=x>\n1\n</parameter>\n</function>
+    # <function=f><parameter=x>1</parameter></function> has the first "<function=NAME>", the parameter_head
+    # "<parameter=KEY>", the parameter_tail "</parameter>" and the tail "</function>"
+    """
 
     first: str
     parameter_head: str
     parameter_tail: str
     tail: str
     has_lines: bool = False
-    """Whether a value stands on lines of its own: a line break on each side of it is none of its characters."""
+    """Whether a value stands on lines of its own. The line breaks around it are then not part of the value."""
     has_kinds: bool = False
-    """Whether `parameter_head` goes on with `true">` or `false">`, which says whether the value is text."""
+    """Whether `true">` or `false">` follows `parameter_head`: true for a value that is a string, false for another."""
 
     @property
     def texts(self) -> tuple[str, ...]:
