@@ -9,27 +9,29 @@ from dataclasses import dataclass
 from outrider.lab.tuning.settings import PLAIN
 
 TIE = 0.02
-"""Fraction of the speed by which a simpler setting may be slower than the fastest and still be chosen, provided that it
-was faster in at least one repeat."""
+"""Fraction of the fastest setting's speed by which a simpler setting may be slower and still be recommended. It must
+also have been at least as fast in one of the repeats."""
 
 Speeds = Mapping[str, Sequence[float]]
-"""Tokens per second of each setting in each repeat, by setting name. The simplest setting comes first. Only speeds of
-the same repeat are compared with each other."""
+"""Tokens per second by name of the setting: speeds[name][i] was measured in repeat i. The simplest setting comes first.
+Only speeds of the same repeat are compared with each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ratio of one setting's speed to another's, over the repeats of a measurement."""
+    """Ratio of one setting's speed to another's: the median, smallest and largest over the repeats of a measurement."""
 
     median: float
     low: float
-    """Smallest ratio of the two speeds in any repeat."""
+    """Smallest ratio over the repeats."""
     high: float
-    """Largest ratio of the two speeds in any repeat."""
+    """Largest ratio over the repeats."""
 
     @classmethod
     def of(cls, speeds: Sequence[float], others: Sequence[float]) -> Ratio:
-        """Return the ratio of a setting's speeds to those of another setting, both given as one speed per repeat."""
+        """Return the ratio of one setting's speeds to another's. speeds[i] and others[i] were measured in the
+        same repeat.
+        """
         ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
         return cls(statistics.median(ratios), min(ratios), max(ratios))
 
@@ -52,8 +54,8 @@ class Recommendation:
 
 
 def choose(speeds: Speeds) -> Recommendation:
-    """Recommend the fastest setting, or a simpler one that is as fast within noise (see TIE). The settings must include
-    PLAIN.
+    """Recommend the fastest setting, or a simpler one if that is as fast within the noise (see TIE). One of the
+    settings must be PLAIN.
     """
     fastest = _fastest(speeds, speeds)
     name = _simplest_tie(speeds, fastest)
@@ -62,7 +64,7 @@ def choose(speeds: Speeds) -> Recommendation:
 
 
 def fastest_drafted(speeds: Speeds) -> str:
-    """Return the name of the fastest setting that speculates."""
+    """Return the name of the fastest setting other than PLAIN."""
     return _fastest(speeds, filter(PLAIN.__ne__, speeds))
 
 
