@@ -35,32 +35,32 @@ REPORT_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Settings that determine the trained weights, together with the text and the untrained student."""
+    """Settings of a training. Together with the text and the untrained student they determine the trained weights."""
 
     loss: LossName
     updates: int
-    """Number of updates of the whole training."""
+    """Number of updates of the weights in the whole training."""
     batch_size: int
-    """Number of outputs in an update."""
+    """Number of outputs that one update of the weights trains on."""
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """State of a training, for a report."""
+    """State of a training at the time of a progress report."""
 
     updates: int
-    """Number of updates so far."""
+    """Number of updates of the weights so far."""
     loss: float
-    """Mean loss of the updates since the last report; an update's loss is the sum over depths."""
+    """Mean loss of the updates since the previous report. The loss of an update is the weighted sum over all depths."""
     tokens_per_s: float
-    """Tokens of batches per second, prompts included, since this process began to train."""
+    """Number of tokens of prompts and outputs per second, since this process began to train."""
     peak_bytes: int
-    """Largest number of bytes of memory that the process ever used."""
+    """Largest amount of memory that this process has used so far, in bytes."""
 
 
 class TrainingRun:
-    """One training, with its checkpoint in a folder of its own."""
+    """One training with its checkpoint, which is kept in a folder and from which the training can be continued."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class TrainingRun:
         self._optimizers = Optimizers(student.module)
         self._path = folder / "checkpoint.pt"
         self.num_updates = 0
-        """Number of updates so far, in all processes that ran this training."""
+        """Number of updates of the weights so far, including those of earlier processes that ran this training."""
         self.trained_s = 0.0
-        """Time in seconds that these updates took."""
+        """Seconds that the updates in `num_updates` took."""
         facts = {**facts, **asdict(plan)}
         if self._path.is_file():
             _check_same(folder, facts)
@@ -100,13 +100,15 @@ class TrainingRun:
 
     @property
     def is_done(self) -> bool:
-        """Whether all updates of the plan are made."""
+        """Whether the training has made all updates of its plan."""
         return self.num_updates >= self._plan.updates
 
     def train(self, seconds: float | None, stop: Callable[[], bool], report: Callable[[Progress], None]) -> None:
-        """Train until all updates are made, `seconds` are over or `stop` returns True. Then save a checkpoint.
+        """Train until all updates of the plan are made, `seconds` have passed or `stop()` returns True. Then save a
+        checkpoint.
 
-        seconds: None = no limit. report: called about every REPORT_EVERY_S, and after the last update of the plan.
+        seconds: None = no limit of time. report: called about every REPORT_EVERY_S seconds, and after the plan's last
+        update.
         """
         start_s = reported_s = saved_s = time.monotonic()
         previous_s = self.trained_s
@@ -133,9 +135,9 @@ class TrainingRun:
         self._save()
 
     def update(self, batch: Batch) -> float:
-        """Make one update with the outputs of `batch`. Return its loss, summed over depths.
+        """Update the weights once, by the outputs in `batch`. Return the loss, a weighted sum over all depths.
 
-        Raises OutriderError for a loss that is not finite; the weights are then not changed.
+        Raises OutriderError if the loss is not finite; the weights are then not changed.
         """
         plan, student = self._plan, self._student
         target_output = self._teacher.see(batch)
@@ -172,7 +174,7 @@ class TrainingRun:
 
 
 def peak_bytes() -> int:
-    """Return the largest number of bytes of memory that this process ever used."""
+    """Return the largest amount of memory that this process has used so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
