@@ -28,33 +28,33 @@ from typing import Any, ClassVar
 import grpc
 
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task, a generator or a process on purpose, and are not reported as faults. Other exceptions
-that are not subclasses of Exception, such as panics of compiled code, are faults."""
+"""Exceptions that end a task, a generator or a process on purpose. They are not reported as faults. All other
+exceptions are, even those that are not subclasses of Exception, such as a panic of compiled code."""
 
 
 class OutriderError(Exception):
-    """Base of every error that crosses a process boundary."""
+    """Base class of all errors that one process reports to another or to a user."""
 
     grpc_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
-    """Whether the same request may succeed when it is sent again."""
+    """Whether the same request may succeed when it is sent again unchanged."""
     openai_type: ClassVar[str] = "server_error"
     """Field `type` of the error body in OpenAI's API."""
     openai_code: ClassVar[str | None] = None
-    """Field `code` of the error body in OpenAI's API; None = null."""
+    """Field `code` of the error body in OpenAI's API. None = it is null in the body."""
     details: ClassVar[dict[str, Any] | None] = None
-    """Field `details` of the error body in Anthropic's API, by which its clients recover by themselves; None = absent.
-    """
+    """Field `details` of the error body in Anthropic's API, from which Anthropic's clients recover by themselves. None
+    = the body has no such field."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        """Name of the wrong request field or setting, as the caller spelt it; None = the error is not about one field.
-        """
+        """Name of the wrong request field or setting, as the caller spelt it. None = the error is not about a single
+        field."""
         self.retry_after_s = retry_after_s
-        """Seconds after which a retry may succeed; None = unknown."""
+        """Seconds after which a retry may succeed. None = unknown."""
 
 
 class InvalidRequest(OutriderError):
@@ -66,7 +66,9 @@ class InvalidRequest(OutriderError):
 
 
 class NoThreads(InvalidRequest):
-    """The request continues a conversation stored on the server, and this server stores none."""
+    """The request continues a conversation that the server should have stored, but this server stores no
+    conversations.
+    """
 
     details: ClassVar[dict[str, Any] | None] = {
         "error_code": "thread_unsupported_request",
@@ -83,7 +85,7 @@ class ModelNotFound(InvalidRequest):
 
 
 class ContextExceeded(InvalidRequest):
-    """Prompt and output together are longer than the model's context."""
+    """Prompt and output together would be longer than the model's context."""
 
     openai_code = "context_length_exceeded"
 
@@ -136,7 +138,7 @@ class Unauthenticated(OutriderError):
 
 
 class Forbidden(OutriderError):
-    """The peer, API key or web page is known, but is not allowed to do this."""
+    """The sender of the request (a process, an API key or a web page) is known, but may not do this."""
 
     grpc_code = grpc.StatusCode.PERMISSION_DENIED
     http_status = 403

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 PROTOCOL = 1
-"""Version number of the messages. It is raised by each change after which older processes would misread a message."""
+"""Version number of the messages between processes. A change after which processes of older versions would misread a
+message raises it."""
 
 
 def other_protocol(peer: str, protocol: int, own: str) -> str | None:
-    """Return why to refuse a peer with another protocol number, as a sentence; None = the numbers agree.
+    """Return a sentence that says why a peer with another protocol number is refused. None = the numbers are equal.
 
-    peer, own: what the sentence calls the peer and this process. protocol: the peer's protocol number.
+    peer, own: names of the peer and of this process in the sentence. protocol: the peer's protocol number.
     """
     if protocol == PROTOCOL:
         return None

@@ -25,10 +25,10 @@ class _Vocabulary:
 
 
 def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
-    """Return the fingerprint of a tokenizer: a SHA-256 hex digest over its vocabulary sorted by id (with added tokens)
-    and its special ids.
+    """Return the fingerprint of a tokenizer: a SHA-256 hex digest of its vocabulary in the order of the ids (with added
+    tokens) and of its special ids. Two tokenizers with the same fingerprint have the same tokens.
 
-    tokenizer_json: content of the file tokenizer.json. Raises ConfigError if it is not such a file.
+    tokenizer_json: content of the file tokenizer.json. Raises ConfigError if it is no such file.
     """
     vocabulary = _read(tokenizer_json)
     entries = list[list[object]]()  # [id, token, whether it is special]
@@ -38,10 +38,11 @@ def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
 
 
 def first_difference(target_json: bytes, draft_json: bytes) -> str | None:
-    """Return a sentence on the lowest token id that has different meanings in two tokenizers; None = all ids agree.
+    """Return a sentence on the lowest token id that differs between two tokenizers, either in its token or in whether
+    that is special. None = no id differs.
 
-    target_json, draft_json: contents of the target's and the draft's tokenizer.json. Raises ConfigError if either is
-    not such a file.
+    target_json, draft_json: contents of the target's and the draft's tokenizer.json. Raises ConfigError if one of them
+    is no such file.
     """
     target = _read(target_json)
     draft = _read(draft_json)

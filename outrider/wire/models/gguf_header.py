@@ -21,35 +21,36 @@ from outrider.wire.peer_text import bound_text
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-"""Versions of the GGUF format that can be read. Version 1, of summer 2023, has counts of 32 bits."""
+"""Versions of the GGUF format that can be read. Version 1 (summer 2023) is not among them, since its counts have 32
+bits."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Maps the number of a scalar type in a GGUF file to its format character in Python's `struct`."""
+"""Format characters of Python's `struct`, by the number that a GGUF file uses for a scalar type."""
 TEXT = 8
-"""Number of the type text (string) in a GGUF file."""
+"""Number that a GGUF file uses for the type string."""
 ARRAY = 9
-"""Number of the type list (array) in a GGUF file."""
+"""Number that a GGUF file uses for the type array."""
 MAX_HEADER_BYTES = 64 << 20
 """Maximum bytes of a header. A vocabulary of 262,144 tokens with its merges takes 17 MiB."""
 MAX_ELEMENTS = 1 << 21
-"""Maximum number of elements of a list in a header, the same limit as for a tokenizer.json."""
+"""Maximum number of elements of an array in a header. A tokenizer.json has the same limit."""
 MAX_DIMENSIONS = 4
 """Maximum number of dimensions of a tensor, set by the GGUF format."""
 ALIGNMENT = 32
 """Default alignment of the tensor data in bytes, set by the GGUF format."""
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
-"""Matches the end of the file name of one part of a split model; the group is the number of parts."""
+"""Pattern for the end of a file's name if the file is one part of a split model. Its group is the number of parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Entry of one tensor in the header of a GGUF file."""
+    """What the header of a GGUF file states about one tensor."""
 
     shape: tuple[int, ...]
     """Dimensions in torch's order: the last dimension is contiguous."""
     type_id: int
     """Number of the element type, a value of `gguf.GGMLQuantizationType`."""
     offset: int
-    """Position of the tensor in bytes, counted from the start of the data section after the header."""
+    """Position of the tensor's data in bytes, counted from the start of the data section, which follows the header."""
 
     @property
     def num_elements(self) -> int:
@@ -59,17 +60,18 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Header of a GGUF file."""
+    """What the header of a GGUF file states about its model and tensors."""
 
     path: Path
     architecture: str
     """Name of the model's architecture in the GGUF format, such as "llama"."""
     values: dict[str, Any]
-    """Metadata of the file by key, such as "llama.block_count". A list of texts is replaced by its length."""
+    """Metadata of the file by key, such as "llama.block_count". In place of an array of strings there is only its
+    length."""
     tensors: dict[str, GgufTensor]
-    """Entries of the tensors by their names."""
+    """What the header states about each tensor, by the tensor's name."""
     num_data_bytes: int
-    """Number of bytes of the file after the header."""
+    """Number of bytes of the file's data section, which follows the header."""
 
     def stated(self, name: str) -> Any:
         """Return the metadata value with the key "<architecture>.<name>", for a name such as `block_count`. None = the
@@ -79,7 +81,9 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Return the header of a GGUF file. Raises ConfigError for a damaged file and for one part of a split model."""
+    """Return the header of a GGUF file. Raises ConfigError for a damaged file, and for a file that is only one part of
+    a split model.
+    """
     part = PART.search(path.name)
     if part is not None and int(part[1]) > 1:
         raise _parts_error(path, int(part[1]))

@@ -18,8 +18,8 @@ ADDITIONAL_TEMPLATES = {
     "tool_use": "additional_chat_templates/tool_use.jinja",
     "rag": "additional_chat_templates/rag.jinja",
 }
-"""Files of the chat templates that a gateway uses in place of the default one for requests with tools or documents, by
-template name."""
+"""Files of further chat templates, by template name. A gateway uses one of them in place of the default template for
+requests with tools or documents."""
 SAFETENSORS_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
 """Possible names of a single weights file with all tensors. The first that exists is read."""
 _PATH = re.compile(r"""(?<![\w.~/-])(?:~|\.{1,2})?/(?!/)[^\s'":,;()]*""")
@@ -70,7 +70,7 @@ def local_folder(model: str) -> Path | None:
 
 
 def is_gguf(model: str) -> bool:
-    """Return whether the setting `model` names a GGUF file, on this machine or on a hub."""
+    """Return whether the setting `model` names a GGUF file, either a local one or one on a hub."""
     return model.lower().endswith(GGUF_SUFFIX)
 
 
@@ -87,10 +87,11 @@ def _stays_inside(file: str) -> bool:
 
 
 def full_name(model: str) -> str:
-    """Return the value of `WorkerInfo.model_id` for the setting `model`: the absolute path if it exists on this
-    machine, otherwise the hub id.
+    """Return the full name of the model that the setting `model` names: the absolute path if that path exists on this
+    machine, otherwise the hub id. Workers report it as `WorkerInfo.model_id`.
 
-    Call it on the machine that has the model: elsewhere a relative path such as folder/model looks like a hub id.
+    Call it on the machine that has the model. On any other machine a relative path such as folder/model looks like a
+    hub id.
     """
     path = os.path.abspath(os.path.expanduser(model))
     if os.path.exists(path):
@@ -99,10 +100,10 @@ def full_name(model: str) -> str:
 
 
 def short_name(model: str) -> str:
-    """Return the short name of a model for ids, metrics and messages, given its `full_name`. It is the last folder of a
-    path, the name of a GGUF file without its suffix, or the whole hub id.
+    """Return a model's short name, given its `full_name`. The name stands in ids, metrics and messages.
 
-    Only the log shows full paths, so that metrics and replies reveal nothing about the server's disk.
+    It is the last folder of a path, a GGUF file's name without suffix, or the whole hub id. Full paths appear only in
+    the log, so that metrics and replies reveal nothing about the server's disk.
     """
     # "/models/llama.gguf": "llama"; "org/llama": "org/llama"
     if not model.startswith(("/", ".", "~")):
@@ -114,7 +115,9 @@ def short_name(model: str) -> str:
 
 
 def without_folders(text: str, model: str) -> str:
-    """Return a sentence in which the path of `model` is replaced by its short name, any other path by its last part."""
+    """Return a sentence with shortened paths: that of `model` becomes its short name, and any other path its
+    last part.
+    """
     if model.startswith(("/", "~", "./", "../")):
         text = text.replace(model, short_name(model))
     return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)

@@ -13,14 +13,15 @@ from outrider.wire.errors import ConfigError
 
 SHARD_SUFFIX = ".safetensors"
 MAX_CONTAINERS = 1 << 21
-"""Maximum number of lists and objects in a JSON file; so many take 130 MB in Python. A tokenizer.json has one list per
-merge, in Gemma 3's case half a million."""
+"""Maximum number of lists and objects in a JSON file. That many take 130 MB in Python. A tokenizer.json has one list
+per merge; Gemma 3's has half a million."""
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:
-    """Parse the content of a JSON file whose top level is an object. name: file name, for errors.
+    """Parse the content of a JSON file whose top level is an object, and return the object. name: file name, for
+    errors.
 
-    Raises ConfigError if it is not a JSON object, or has more than MAX_CONTAINERS lists and objects.
+    Raises ConfigError if the top level is no JSON object, or the file has more than MAX_CONTAINERS lists and objects.
     """
     if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
         raise ConfigError(f"{name} has more than {MAX_CONTAINERS} lists and objects", param="model")
@@ -44,10 +45,11 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def parse_weight_map(data: bytes, name: str) -> dict[str, str]:
-    """Parse a weights index such as model.safetensors.index.json; return the file name of each tensor by tensor name.
+    """Parse a weights index such as model.safetensors.index.json. Return the name of the file that has each tensor, by
+    tensor name.
 
-    name: file name of the index, for errors. Raises ConfigError unless every file is a safetensors file in the folder
-    of the index: another file could be opened as a pickle, or be outside the folder.
+    name: file name of the index, for errors. Raises ConfigError unless every named file is a safetensors file in the
+    folder of the index. (Another file could be opened as a pickle, or lie outside the folder.)
     """
     weight_map = parse_object(data, name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

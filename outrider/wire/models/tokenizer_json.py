@@ -18,11 +18,12 @@ from outrider.wire.models.model_json import parse_object
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Names of the special tokens that any tokenizer_config.json may have, in transformers' order."""
+"""Names of the special tokens that every tokenizer_config.json may define, in transformers' order."""
 SAMPLES = ("", "Hello hello", " \t\n  ", "0123456789")
-"""Texts that are encoded when a tokenizer is loaded. A tokenizer that panics or raises on one of them is refused."""
+"""Texts that are encoded as a test when a tokenizer is loaded. A tokenizer that panics or raises on one of them is
+refused."""
 MAX_TOKEN_ID = (1 << 20) - 1
-"""Largest token id that is allowed. It bounds the tables that have an entry per id. The largest published vocabulary,
+"""Largest token id that is allowed. Tables with one entry per id are limited by it. The largest published vocabulary,
 XLM-V's, has 901,629 tokens."""
 
 MAX_QUOTED = 400
@@ -30,10 +31,10 @@ MAX_QUOTED = 400
 
 
 def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a tokenizer.json, without truncation and padding.
+    """Return the tokenizer of a tokenizer.json. Truncation and padding are switched off.
 
-    data: content of the file. name: file name, for errors. Raises ConfigError for a file that is not a tokenizer.json,
-    and for a tokenizer that cannot encode one of `SAMPLES`.
+    data: content of the file. name: file name, for errors. Raises ConfigError for a file that is no tokenizer.json, and
+    for a tokenizer that cannot encode one of `SAMPLES`.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
@@ -56,7 +57,8 @@ def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokeni
 
 
 def read_special_tokens(config_json: bytes) -> dict[str, str]:
-    """Parse a tokenizer_config.json and return the texts of its special tokens by name, as `named_tokens` does.
+    """Parse a tokenizer_config.json and return the texts of its special tokens by name, such as {"eos_token": "</s>"}.
+    The model's own names, such as image_token, are included.
 
     config_json: content of the file; empty = there is no such file. Raises ConfigError if it is not a JSON object.
     """
@@ -64,8 +66,8 @@ def read_special_tokens(config_json: bytes) -> dict[str, str]:
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens of a parsed tokenizer_config.json by name. The standard names come first,
-    then the model's own names such as image_token, which chat templates may use too.
+    """Return the texts of the special tokens by name, given a parsed tokenizer_config.json. The standard names come
+    first, then the model's own names such as image_token, which chat templates may also use.
     """
     # {"bos_token": "<s>", "image_token": {"content": "<image>"}}: {"bos_token": "<s>", "image_token": "<image>"}
     texts = dict[str, str]()
@@ -75,8 +77,8 @@ def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def named_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of the special tokens of a parsed tokenizer_config.json by name. An entry is a text, or an
-    object with the text as `content`.
+    """Return the entries of the special tokens by name, given a parsed tokenizer_config.json. An entry is either a
+    text, or an object with the text in its field `content`.
     """
     entries = dict.fromkeys(STANDARD_NAMES)
     for name, entry in config.items():
@@ -89,8 +91,8 @@ def named_entries(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def token_text(entry: Any) -> str | None:
-    """Return the token text of an entry of tokenizer_config.json, which is a text or an object with `content`. None =
-    the entry is something else.
+    """Return the text of a special token, given its entry in tokenizer_config.json. The entry is the text itself, or an
+    object with the text in its field `content`; None = it is anything else.
     """
     if isinstance(entry, dict):
         entry = entry.get("content")
@@ -100,8 +102,10 @@ def token_text(entry: Any) -> str | None:
 
 
 def fields_of(part: Any) -> dict[str, Any] | None:
-    """Return the JSON fields of a part of a loaded tokenizer, such as its decoder, as the tokenizers library writes
-    them; None if `part` is None. Use it instead of the fields in the file, where types may be missing.
+    """Return the JSON fields of a part of a loaded tokenizer, such as its decoder. None = the tokenizer has no such
+    part.
+
+    The tokenizers library writes these fields, so each has its type. In the file itself types may be missing.
     """
     if part is None:
         return None
@@ -110,7 +114,9 @@ def fields_of(part: Any) -> dict[str, Any] | None:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Return whether an error came from the tokenizers library: an Exception, or a panic, which is not an Exception."""
+    """Return whether the tokenizers library raised this error: an Exception, or a panic of its Rust code, which is no
+    subclass of Exception.
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

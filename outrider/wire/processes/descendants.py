@@ -17,13 +17,14 @@ _KILL_TIMEOUT_S = 10.0
 _PR_SET_CHILD_SUBREAPER = 36
 """Option of prctl by which a process becomes the parent of its orphaned descendants."""
 LIBC: ctypes.CDLL | None = None
-"""The loaded C library; None on systems other than Linux."""
+"""The loaded C library, whose functions are called through ctypes. None on systems other than Linux."""
 if sys.platform == "linux":
     LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here, since little may safely be done in a forked child
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of its orphaned descendants, so that `end_descendants` finds them all.
+    """Make this process the parent of those descendants whose own parent ends, so that `end_descendants` finds all of
+    them.
 
     Only for a process that may end all its children. Does nothing on systems other than Linux.
     """

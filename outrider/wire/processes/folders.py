@@ -25,7 +25,7 @@ log = get_logger(__name__)
 MAX_SOCKET_PATH_BYTES = 107
 """Maximum bytes of the path of a Unix socket: the size of Linux's sockaddr_un.sun_path without the final zero."""
 RAY_SOCKET = "/outrider-12345678/ray/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
-"""Example of the longest path that a socket of Ray has below the folder for temporary files."""
+"""The longest path that a socket of Ray has below the folder for temporary files, as an example of its length."""
 _POLL_S = 0.1
 """Seconds between two attempts to take a lock."""
 
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder that only this user may access, or check that an existing one is such a folder. Return `folder`.
+    """Create a folder that only this user may access. If it exists, check that it is such a folder. Return `folder`.
 
     Raises ConfigError if it belongs to another account, is a link or a file, or is open to others. Raises OSError if it
     cannot be created.
@@ -54,10 +54,12 @@ def make_private(folder: Path) -> Path:
 
 
 def shared_folder() -> Path:
-    """Return the private folder for the locks of all workers of this user on this machine. Creates it.
+    """Return the private folder with the locks that all workers of this user on this machine share. It is created if
+    necessary.
 
     It is in the system's folder for temporary files. If another account has taken its name there, it is in
-    XDG_RUNTIME_DIR or in the cache folder. Raises ConfigError if none of the three can be used, with each one's fault.
+    XDG_RUNTIME_DIR or in the cache folder. Raises ConfigError, with the fault of each, if none of the three can be
+    used.
     """
     refusals = list[str]()
     for parent in _parents():
@@ -75,11 +77,11 @@ def shared_folder() -> Path:
 
 
 def parent_for_sockets(path: str) -> Path:
-    """Return a writable folder whose path is so short that a Unix socket below it has a valid path. It is the folder
-    for temporary files if possible, otherwise another temporary folder of the system or of the user's session.
+    """Return a writable folder with a path short enough for a Unix socket below it. It is the folder for temporary
+    files if possible, otherwise another temporary folder of the system or of the user's session.
 
-    path: part of the socket's path below the folder, such as /outrider-12345678/control.sock. Raises ConfigError if
-    there is no such folder.
+    path: the socket's path below the folder, such as /outrider-12345678/control.sock. Raises ConfigError if there is no
+    such folder.
     """
     temporary = Path(tempfile.gettempdir())
     others = [Path("/tmp"), Path("/var/tmp")]
@@ -109,7 +111,8 @@ def _parents() -> Iterator[Path]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Try to lock a file. Return its file descriptor, whose closing releases the lock; None = another process holds it.
+    """Try to lock a file. Return the file descriptor that holds the lock until it is closed. None = another process
+    holds the lock.
 
     Raises ConfigError if the file is a link or belongs to another account, or if its file system has no locks.
     """
@@ -140,7 +143,7 @@ def hold_lock(path: Path, timeout_s: float) -> Iterator[None]:
     """Context manager: wait for the lock on the file `path`, and hold it during the block. If another process still
     holds it after `timeout_s` seconds, log a warning and run the block without the lock.
 
-    Raises ConfigError as `try_lock` does.
+    Raises ConfigError if the file is a link or belongs to another account, or if its file system has no locks.
     """
     descriptor = try_lock(path)
     if descriptor is None:

@@ -31,25 +31,26 @@ _PR_SET_PDEATHSIG = 1
 """Option of prctl: the signal that the kernel sends to a process when its parent ends."""
 
 Event = dict[str, Any]
-"""An event that a child reports as a line of JSON: the event's name under the key "event", and further fields."""
+"""An event that a child process reports as one line of JSON. Its name is under the key "event", and further keys depend
+on the name."""
 OnLog = Callable[[str, str], None]
 """Callback for each line of a child's log: `on_log(name of the child, line)`, called on a reader thread."""
 
 POLL_S = 1.0
-"""Seconds between two calls of a child's `has_ended` by its owner. Polling is needed because `notify` is not called at
-the end of a child whose own child process holds its stdout open."""
+"""Seconds between two calls of `Child.has_ended` by the process that started the child. Polling is needed because
+`notify` is not called at the end of a child whose stdout one of its own child processes holds open."""
 TAIL_LINES = 200
-"""Number of last lines of a child's log that are kept."""
+"""Maximum number of lines at the end of a child's log that `Child.tail` keeps."""
 
 
 class Child:
     """A child process that writes events to stdout, one JSON object per line, and its log to stderr.
 
-    The child has its own process group, so that Ctrl-C in a terminal reaches only this process, which then stops its
-    children in order. It has no session of its own, because Linux divides cores among sessions: next to a session whose
-    threads wake each other all the time, another got 19 % of a core instead of 48 %. The kernel sends SIGTERM to the
-    child when this process ends, even by a crash. Start a child from the main thread, since the kernel sends this
-    signal when the starting *thread* ends.
+    The child has its own process group: Ctrl-C in a terminal then reaches only this process, which stops its children
+    in order. The child has no session of its own, because Linux divides cores among sessions: next to a session whose
+    threads wake each other all the time, another got 19 % of a core instead of 48 %. When this process ends, even by a
+    crash, the kernel sends SIGTERM to the child. The kernel already does so when the thread ends that started the
+    child, so start children from the main thread.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Child:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         """The last lines of the child's log, at most TAIL_LINES."""
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        """Events of the child that were not read yet, oldest first."""
+        """Events that the child has reported and nobody has read yet, oldest first."""
         self._on_log = on_log
         self._notify = notify
         self._is_stop_requested = False
@@ -105,19 +106,21 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code of the child; None = it still runs, -N = signal N ended it."""
+        """Exit code of the child. None = it still runs; -N = signal N ended it."""
         return self.process.poll()
 
     def has_ended(self) -> bool:
-        """Return whether the child has ended. If so, wait up to a second until all its events are in `events`."""
+        """Return whether the child has ended. If it has, first wait up to a second until all its events are
+        in `events`.
+        """
         if self.returncode is None:
             return False
         self._readers[0].join(_READER_TIMEOUT_S)
         return True
 
     def last_lines(self, count: int) -> list[str]:
-        """Return the last `count` lines of the child's log. If the child has ended, wait up to a second for each reader
-        thread to read the rest of its output.
+        """Return the last `count` lines of the child's log. If the child has ended, first wait up to a second for each
+        thread that reads its output.
         """
         if self.returncode is not None:
             self._join_readers()
@@ -136,10 +139,11 @@ class Child:
     def stop(
         self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False, hurried_grace_s: float = 0.0
     ) -> None:
-        """Ask the child to stop and wait for its end. After `grace_s` seconds send SIGKILL.
+        """Ask the child to stop and wait for its end. If it still runs after `grace_s` seconds, send SIGKILL. Does
+        nothing if the child has ended.
 
-        As soon as `is_hurried()` returns true, SIGTERM is sent a second time, and SIGKILL at most `hurried_grace_s`
-        seconds after that. Does nothing if the child has ended.
+        is_hurried: asked repeatedly during the wait. Once it returns True, the child gets SIGTERM a second time, and
+        SIGKILL at most `hurried_grace_s` seconds later.
         """
         self.request_stop()
         kill_s = time.monotonic() + grace_s
@@ -157,8 +161,8 @@ class Child:
             self.process.wait()
 
     def close(self) -> None:
-        """Close the pipes to the child. Call it only after the child and all its descendants have ended, since they may
-        hold the other ends.
+        """Close the pipes to the child. Call it only after the child and all its descendants have ended: a descendant
+        may still hold the other ends of the pipes.
         """
         self._join_readers()
         for pipe in (self.process.stdout, self.process.stderr):
@@ -203,14 +207,14 @@ class Child:
 
 
 def write_event(event: Event) -> None:
-    """Write an event to stdout as one line of JSON, for a parent process that reads it by `Child`."""
+    """Write an event to stdout as one line of JSON. The parent process reads it with `Child`."""
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
 def write_events(events: Callable[[], Iterable[Event]]) -> int:
-    """Write the events that `events()` yields to stdout, each at once. If it raises an OutriderError, write an event
-    "failed". Return the exit code for this process.
+    """Write each event that `events()` yields to stdout at once. Return the exit code for this process: 0, or 1 if an
+    OutriderError was raised. In that case write an event "failed" with the error's message.
     """
     try:
         for event in events():
@@ -233,8 +237,8 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def release_freed_memory() -> None:
-    """Return the memory that was freed in this process to the kernel (glibc's malloc_trim), including free memory
-    inside heaps and in the heaps of threads.
+    """Give memory that this process has freed back to the kernel, by glibc's malloc_trim. This also frees gaps inside
+    heaps, and the heaps of threads.
     """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -22,7 +22,9 @@ from outrider.wire.telemetry.log import configure_logging, log_end
 
 
 class RunningWorker(Protocol):
-    """Interface of a running worker, which the argument `start_worker` of `run_worker` must return."""
+    """Interface of a running worker. The function `start_worker`, an argument of `run_worker`, returns an
+    object with it.
+    """
 
     @property
     def address(self) -> str:
@@ -36,25 +38,30 @@ class RunningWorker(Protocol):
         """Return the worker's description, a WorkerInfo message."""
 
     def wait_failed(self, timeout_s: float | None = None) -> None:
-        """Wait at most `timeout_s` seconds (None = no limit) for the engine's end. Raise the error that ended it."""
+        """Wait until the engine has ended, at most `timeout_s` seconds (None = no limit). If an error ended it, raise
+        that error.
+        """
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = ...) -> None:
-        """Wait until all slots are closed, at most `timeout_s` seconds, or until `cut_short()` returns true."""
+        """Wait until all slots are closed. Return earlier after `timeout_s` seconds, or once `cut_short()`
+        returns True.
+        """
 
     def stop(self, grace_s: float = 2.0) -> None:
-        """End the worker's gRPC server and its engine. grace_s: seconds for which open calls may continue."""
+        """Stop the worker's gRPC server and its engine. grace_s: seconds for which open calls may continue."""
 
 
 def announce(**fields: object) -> None:
-    """Write an event "ready" with the given fields to stdout, for the process that started this one."""
+    """Write an event "ready" with these fields to stdout, by which the parent process learns that this process has
+    started.
+    """
     sys.stdout.write(json.dumps({"event": "ready", **fields}) + "\n")
     sys.stdout.flush()
 
 
 def memory_taken(info: pb.WorkerInfo) -> str:
-    """Return a text on the memory of this worker process: its resident size now, and the size of its full KV cache.
-
-    info: the worker's WorkerInfo.
+    """Return a text for the log on the memory of this worker process: its resident size now, and the size of its KV
+    cache when that is full. info: the worker's description.
     """
     num_tokens = info.num_kv_blocks * info.kv_block_size
     cache = f"KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
@@ -78,9 +85,9 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     """Run a worker until a signal or an error ends it. Return the exit code: 0 after a signal, 1 if it could not start
     or its engine ended.
 
-    name: name of the worker in logs. config_type: class of its settings. start_worker: starts the worker from its
-    settings. argv: the command line without the program. A signal before the worker has started ends the process at
-    once.
+    name: name of the worker in logs. config_type: class of its settings. start_worker: starts a worker with the given
+    settings. argv: the command line without the program's name. A signal that arrives before the worker has started
+    ends the process at once.
     """
     ignore_log_rotation()
     stop = StopFlag()
@@ -140,7 +147,9 @@ def _await_engine(handle: RunningWorker, ended: threading.Event, notify: Callabl
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once with exit code `code`, without the second that Python needs to unload torch."""
+    """End this process at once with exit code `code`. A normal exit would take a second longer, in which Python unloads
+    torch.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
