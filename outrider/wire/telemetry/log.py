@@ -31,11 +31,12 @@ LogFormat = Literal["text", "json"]
 Fields = Mapping[str, str | int | float | None]
 
 GATEWAY = "gateway"
-"""Name of the gateway's process in logs. Only the gateway sees users' text; workers see token ids."""
+"""Name of the gateway's process in logs. It is the only process that sees users' text; workers see only token ids."""
 PIPE_BYTES = 1 << 20
-"""Size in bytes of the pipe from which stderr is read: the maximum for a process without privileges on Linux."""
+"""Size in bytes of the pipe through which stderr is read. On Linux it is the maximum for a process without
+privileges."""
 LINE_START = '{"time": "'
-"""Text at the start of every line that JsonFormatter makes."""
+"""Text with which every line of JsonFormatter begins."""
 _MACHINE_ERRORS = (OSError, MemoryError, ImportError)
 """Classes of exceptions whose messages are logged, since they quote nothing that a user sent."""
 _writer: LogWriter | None = None
@@ -50,15 +51,17 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def log_extra(**fields: str | int | float | None) -> dict[str, Fields]:
-    """Return the argument `extra` for a log call, which adds fields such as slot or member to the line. They appear in
-    JSON lines only, not in text lines.
+    """Return the argument `extra` of a log call, with fields (such as slot or member) to add to the line. Only JSON
+    lines show them; text lines do not.
     """
     return {"fields": fields}
 
 
 @contextmanager
 def log_fields(**fields: str | int | float | None) -> Iterator[None]:
-    """Context manager: add fields to every line that is logged in the block, and by tasks that are started in it."""
+    """Context manager: add fields to every line that is logged in the block, and by tasks that the block starts. Only
+    JSON lines show them.
+    """
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -67,8 +70,9 @@ def log_fields(**fields: str | int | float | None) -> Iterator[None]:
 
 
 def configure_logging(level: str, process: str, log_format: LogFormat = "text") -> None:
-    """Configure the root logger to write to stderr. level: the lowest level to log. process: name of this process
-    ("draft", "target" or "gateway"), which every line shows.
+    """Configure the root logger to write to stderr. level: the lowest level that is logged. process: name of this
+    process ("draft", "target" or "gateway"), which every line shows. log_format: whether a line is text or a JSON
+    object.
     """
     writer = _get_writer()
     formatter: logging.Formatter
@@ -93,8 +97,8 @@ def configure_logging(level: str, process: str, log_format: LogFormat = "text") 
 
 
 def adopt_loggers() -> None:
-    """Send the log lines of libraries that installed their own handlers to our handler instead. Call it after importing
-    those libraries. Does nothing if the log's format is text.
+    """Replace the log handlers that libraries have installed by our own handler. Call it after importing those
+    libraries. Does nothing if the log's format is text.
     """
     if not _is_json():
         return
@@ -105,7 +109,7 @@ def adopt_loggers() -> None:
 
 
 def log_end(process: str, message: str) -> None:
-    """Log why a process ends, as its last line. In text it has no time and no level."""
+    """Log why this process ends, as its last line. In the text format the line has no time and no level."""
     if _is_json():
         get_logger(process).critical("%s", message)
     elif _writer is None:
@@ -115,8 +119,8 @@ def log_end(process: str, message: str) -> None:
 
 
 def num_dropped_lines() -> int:
-    """Return the number of lines of this process's log that were dropped, because the log was not read in time or its
-    disk was full.
+    """Return the number of lines of this process's log that were lost, because the reader of the log was too slow or
+    its disk was full.
     """
     if _writer is None:
         return 0
@@ -124,10 +128,11 @@ def num_dropped_lines() -> int:
 
 
 def describe(error: BaseException, *, in_worker: bool = False) -> str:
-    """Return a text with type and traceback of an exception, preceded by those of its cause. The message is included
-    only if its class shows that it quotes nothing that a user sent.
+    """Return a text with the type and traceback of an exception, after those of its causes. The exception's message is
+    included only if exceptions of its class never quote what a user sent.
 
-    in_worker: whether this process is a worker, which sees no text, so that messages of RuntimeErrors are included.
+    in_worker: whether this process is a worker. Workers see no text of users, so the messages of RuntimeErrors are then
+    included too.
     """
     cause = error.__cause__
     if cause is None and not error.__suppress_context__:
@@ -149,8 +154,8 @@ def describe(error: BaseException, *, in_worker: bool = False) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a log record as one line of text with control characters escaped, then the traceback of its exception, if
-    it has one.
+    """Formats a log record as one line of text, with control characters escaped. If the record has an exception, its
+    traceback follows.
     """
 
     def __init__(self, process: str) -> None:
@@ -171,8 +176,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a log record as a JSON object on one line: time (RFC 3339, UTC), level, process, pid, logger, message and
-    the record's fields.
+    """Formats a log record as a JSON object on one line. The object has time (RFC 3339, UTC), level, process, pid,
+    logger, message and the fields of `log_fields` and `log_extra`.
     """
 
     def __init__(self, process: str) -> None:
@@ -226,9 +231,10 @@ def _get_writer() -> LogWriter:
 
 
 def stderr_writer(format_dropped: Callable[[int], str]) -> LogWriter:
-    """Return a writer for the file that stderr currently leads to. It also keeps C libraries from blocking on stderr.
+    """Return a writer for the file to which stderr leads now. It also makes sure that C libraries do not block when
+    they write to stderr.
 
-    format_dropped: returns the log line that reports a given number of dropped lines.
+    format_dropped: returns the log line that reports a number of dropped lines.
     """
     others = [2]
     with suppress(OSError):  # stdout is closed

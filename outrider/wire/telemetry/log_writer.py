@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 MAX_WAITING_LINES = 4096
-"""Maximum number of lines in the queue. So many lines about requests take some 600 KB."""
+"""Maximum number of lines in the queue of a `LogWriter`. That many lines about requests take some 600 KB."""
 FLUSH_S = 1.0
 """Maximum seconds that a process waits at its end until its last lines are written."""
 
 
 class LogWriter:
-    """Writes log lines to a file descriptor on its own thread. A line is dropped and counted if the queue is full or
-    the line cannot be written.
+    """Writes log lines to a file descriptor on a thread of its own. If the queue is full or a line cannot be written,
+    the line is dropped and counted.
     """
 
     def __init__(
@@ -59,11 +59,10 @@ class LogWriter:
         return self._num_refused + self._num_failed
 
     def put(self, text: str, *, is_last_word: bool = False) -> None:
-        """Queue a line, which must end in a newline, or drop it if the queue is full. Returns at once; any thread may
-        call it.
+        """Queue a line, which must end in a newline. If the queue is full, drop the line. Returns at once; any thread
+        may call it.
 
-        is_last_word: queue the line even if the queue is full. It is for the line that gives the reason for the end of
-        the process.
+        is_last_word: queue the line even if the queue is full. It is for the line that says why the process ends.
         """
         with self._lock:
             if is_last_word or self._lines.qsize() < MAX_WAITING_LINES:
@@ -72,8 +71,8 @@ class LogWriter:
                 self._num_refused += 1
 
     def flush(self) -> None:
-        """Wait at most FLUSH_S seconds until all queued lines are written. Once a wait has been too short, later calls
-        return at once.
+        """Wait until all queued lines are written, but at most FLUSH_S seconds. If a call has waited in vain, later
+        calls return at once.
         """
         if self._has_timed_out:
             return

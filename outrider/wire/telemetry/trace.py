@@ -23,9 +23,9 @@ from prometheus_client import CollectorRegistry, Counter
 from outrider.wire.errors import ConfigError
 
 MAX_QUEUED = 2048
-"""Default of OTEL_BSP_MAX_QUEUE_SIZE, the maximum number of spans in the queue. Further spans are dropped."""
+"""Default of OTEL_BSP_MAX_QUEUE_SIZE: maximum number of spans that wait to be sent. Spans beyond it are dropped."""
 CLOSE_S = 1.0
-"""Maximum seconds that a process waits at its end until its last spans are sent."""
+"""Maximum seconds that a process waits at its end for its last spans to be sent."""
 COMPLAIN_S = 60.0
 """Minimum seconds between two log lines about a collector that does not reply."""
 Attributes = Mapping[str, str | int]
@@ -34,7 +34,7 @@ _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-
 
 
 def round_span_id(ticket: int, committed_len: int) -> int:
-    """Return the span id of a round. Gateway and workers compute the same id, so that none has to send it.
+    """Return the span id of a round. Gateway and workers compute it independently, so that it need not be sent.
 
     ticket: number of the lease. committed_len: number of committed tokens before the round.
     """
@@ -43,12 +43,12 @@ def round_span_id(ticket: int, committed_len: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """Ids of a span that is the parent of others, as in the W3C header `traceparent`."""
+    """Ids of a span that may be the parent of other spans, with the content of the W3C header `traceparent`."""
 
     trace_id: int
     span_id: int
     sampled: bool
-    """Whether the trace is sampled, so that its spans are sent."""
+    """Whether the trace is sampled. If not, its spans are not sent."""
 
     def __str__(self) -> str:
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
@@ -120,11 +120,11 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> OpenSpan | None:
-        """Begin a span. Returns None if it is not sampled. The parent decides whether it is; without a parent,
-        OTEL_TRACES_SAMPLER decides.
+        """Begin a span and return it. None = it is not sampled. The parent decides whether it is sampled, or
+        OTEL_TRACES_SAMPLER if there is no parent.
 
-        start_ns: wall-clock time in nanoseconds. span_id: id of the span, needed if another process computes the same
-        id; None = a random id. server: whether the parent is a span of another process.
+        start_ns: wall-clock time in nanoseconds. span_id: id of the span, for spans whose id another process computes
+        too; None = a random id. server: whether the parent is a span of another process.
         """
         api = self._api
         context = self._nowhere
@@ -151,9 +151,11 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> TraceParent | None:
-        """Add a span that has already ended. For the arguments see `begin` and `OpenSpan.end`.
+        """Add a span that has already ended. Return its ids, so that it can be the parent of other spans. None = it was
+        not sampled, or was dropped.
 
-        Returns the span's ids, so that it can be the parent of others; None = it was not sampled or was dropped.
+        start_ns, end_ns: wall-clock times in nanoseconds. error: class or code of the error that ended it; None = no
+        error. span_id: id of the span; None = a random id. server: whether the parent is a span of another process.
         """
         if self._is_full():
             return None
@@ -186,7 +188,7 @@ class Spans:
 
 
 class OpenSpan:
-    """A span that has begun and has not ended yet."""
+    """A span that has begun and not yet ended."""
 
     __slots__ = ("_span", "_spans", "_start_ns", "place")
 
@@ -196,7 +198,7 @@ class OpenSpan:
         self._start_ns = start_ns
         own = span.get_span_context()
         self.place = TraceParent(own.trace_id, own.span_id, True)
-        """Ids of this span, for spans of which it is the parent."""
+        """Ids of this span, to be given to its children as their parent."""
 
     def end(self, end_ns: int, attributes: Attributes, error: str | None = None, name: str | None = None) -> None:
         """End the span. Call it once. end_ns: wall-clock time in nanoseconds. error: class or code of the error that
@@ -208,21 +210,25 @@ class OpenSpan:
 
 
 def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) -> Spans | None:
-    """Return a new `Spans`; None = `endpoint` is None. Raises ConfigError as its constructor does."""
+    """Return a new `Spans`. None = tracing is off, because `endpoint` is None.
+
+    service: name of this process. registry: where the counter of spans is registered. Raises ConfigError if the
+    endpoint cannot be used or OpenTelemetry is not installed.
+    """
     if endpoint is None:
         return None
     return Spans(endpoint, service, registry)
 
 
 def resource_attributes(service: str) -> dict[str, str]:
-    """Return the attributes of this process's OpenTelemetry resource: service.name and service.instance.id (host name
-    and pid). service: "gateway", "draft" or "target".
+    """Return the attributes of this process as an OpenTelemetry resource: service.name, and service.instance.id with
+    host name and pid. service: "gateway", "draft" or "target".
     """
     return {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
 
 
 def not_installed(endpoint: str) -> ConfigError:
-    """Return the error to raise if `trace_endpoint` is set but OpenTelemetry is not installed."""
+    """Return the error to raise if `trace_endpoint` is set to `endpoint` but OpenTelemetry is not installed."""
     return ConfigError(
         f"trace_endpoint is {endpoint!r} and OpenTelemetry is not installed; pip install 'outrider[trace]', "
         "or leave trace_endpoint out",
@@ -231,7 +237,7 @@ def not_installed(endpoint: str) -> ConfigError:
 
 
 def shut_down(provider: Any, exporter: Any) -> None:
-    """Send what is queued at an OpenTelemetry provider, waiting at most CLOSE_S seconds, and end the provider."""
+    """End an OpenTelemetry provider. First send what is in its queue, waiting at most CLOSE_S seconds."""
     timer = threading.Timer(0.8 * CLOSE_S, exporter.shutdown)  # ends a call that is in progress
     timer.daemon = True
     timer.start()
@@ -240,7 +246,7 @@ def shut_down(provider: Any, exporter: Any) -> None:
 
 
 def limit_exporter_log() -> None:
-    """Limit the log lines of OpenTelemetry's SDK about a collector that does not reply: one in COMPLAIN_S seconds."""
+    """Limit what OpenTelemetry's SDK logs about a collector that does not reply: to one line in COMPLAIN_S seconds."""
     logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").addFilter(_seldom)
 
 

@@ -14,12 +14,12 @@ from outrider.wire.errors import ConfigError
 _HOST_PORT = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+):([0-9]{1,5})", re.ASCII | re.IGNORECASE)
 _MAX_PORT = 2**16 - 1
 GRPC_PORT_HEADER = "x-outrider-grpc-port"
-"""Name of the header in which a gateway returns its gRPC port with every reply to /v1/models. Clients that were given
-the HTTP address need it."""
+"""Name of an HTTP header. With every reply to /v1/models a gateway sends its gRPC port in it, for clients that know
+only the HTTP address."""
 
 
 def is_host_port(text: str) -> bool:
-    """Return whether the text is host:port and nothing else. A URL made from such a text has no user, path or query."""
+    """Return whether the text is host:port and nothing more. Then a URL made from it has no user, path or query."""
     found = _HOST_PORT.fullmatch(text)
     return found is not None and int(found[3]) <= _MAX_PORT
 
@@ -33,18 +33,18 @@ def is_loopback(host: str) -> bool:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """Return host:port as one text. An IPv6 address is put into brackets."""
+    """Return "host:port". An IPv6 address is put into brackets."""
     if ":" in host:
         return f"[{host}]:{port}"
     return f"{host}:{port}"
 
 
 def bind_all(host: str, port: int, option: str) -> list[socket.socket]:
-    """Return one socket per address of `host`, all bound to the same port. port: 0 = take a free port. option: name of
-    the port's command-line option, for the error.
+    """Return one bound socket for each address of `host`, all with the same port. port: 0 = take a free port. option:
+    name of the port's command-line option, for the error.
 
-    An address that this machine does not have is left out if `host` has others; on some machines that is localhost's
-    IPv6 address. Raises ConfigError if a socket cannot be bound.
+    An address that this machine does not have (localhost's IPv6 address on some machines) is left out if `host` has
+    other addresses. Raises ConfigError if a socket cannot be bound.
     """
 
     listeners = list[socket.socket]()
@@ -91,8 +91,10 @@ def _bind(family: int, address: tuple[str | int, ...]) -> socket.socket:
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Raise ConfigError if no server can listen on host:port now. Port 0 always counts as free. Call it before loading
-    a model, so that the error comes early. option: name of the port's command-line option, for the error.
+    """Raise ConfigError if no server can listen on host:port now. Port 0 always counts as free. option: name of the
+    port's command-line option, for the error.
+
+    A process calls it before it loads a model, so that the user sees the error at once.
     """
     if port:
         for listener in bind_all(host, port, option):
@@ -100,8 +102,8 @@ def check_free(host: str, port: int, option: str) -> None:
 
 
 def next_free(host: str, port: int, used: Collection[int | None] = ()) -> int:
-    """Return the first free port above `port` that is not in `used`. If there is none, return 0, with which a server
-    takes any free port. Raises ConfigError if `host` is not an address of this machine.
+    """Return the first free port above `port` that is not in `used`. Return 0 if there is none; a server that listens
+    on port 0 takes any free port. Raises ConfigError if `host` is not an address of this machine.
     """
     for candidate in range(port + 1, _MAX_PORT + 1):
         if candidate in used:
@@ -117,10 +119,10 @@ def next_free(host: str, port: int, used: Collection[int | None] = ()) -> int:
 
 
 def cannot_listen(host: str, port: int, error: OSError, option: str) -> ConfigError:
-    """Return the ConfigError for a socket that could not be bound to host:port. The error's `param` is "host" or
-    "port", whichever the user must change.
+    """Return the error for a socket that could not be bound to host:port. Its `param` is "host" or "port", whichever of
+    the two the user must change.
 
-    error: the error of the socket. option: name of the port's command-line option.
+    error: the error that binding raised. option: name of the port's command-line option.
     """
     param = "port"
     remedy = f"choose another with {option}"

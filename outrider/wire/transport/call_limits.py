@@ -22,30 +22,31 @@ from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded, Requ
 from outrider.wire.transport.rpc import abort
 
 MAX_MESSAGES = 16
-"""Maximum number of unary calls whose messages are received at the same time; at most a quarter of them are of one
-caller. Further calls wait."""
+"""Maximum number of unary calls whose messages a server receives at the same time. A single caller may have a quarter
+of them. Further calls wait."""
 MAX_WAITING = 256
-"""Maximum number of a caller's unary calls whose message has not arrived yet."""
+"""Maximum number of open unary calls of one caller whose message has not arrived yet. Further calls are refused."""
 MESSAGE_TIMEOUT_S = 10.0
-"""Maximum seconds until the message of a unary call has arrived, waiting included. Users' requests have another limit:
-see `gateway.api.grpc_api`."""
+"""Maximum seconds from the start of a unary call until its message has arrived, including the time for which the call
+waits. Users' requests have another limit: see `gateway.api.grpc_api`."""
 MAX_DELIVERY_STREAMS = 256
-"""Maximum number of open streams of proposals to a target, at most a quarter of them from one host. There is one per
-draft. Each may hold one message of the maximum size in the target's memory."""
+"""Maximum number of open streams that bring draft tokens to a target. A single host may have a quarter of them. Each
+draft worker opens one. Each may hold one message of the maximum size in the target's memory."""
 MAX_WATCHING_CALLS = 16
-"""Maximum number of open calls that watch health or list services, at most a quarter of them of one caller."""
+"""Maximum number of open calls that watch a server's health or list its services. A single caller may have a quarter of
+them."""
 RETRY_S = 1.0
-"""Value of `retry-after`, in seconds, for calls that are refused."""
+"""Seconds after which a refused call should be tried again. It is sent as `retry-after`."""
 
 _END: Any = getattr(grpc.aio, "EOF")  # noqa: B009  # the stubs lack it
 
 
 class CallLimits:
-    """Limits on the number of open calls of one kind: at most `total`, and at most `share` of one caller. Further calls
-    are refused.
+    """Limits on the number of open calls of one kind: at most `total` in all, and at most `share` for one caller.
+    Further calls are refused.
 
-    kind: the kind of calls, for the error's text, such as "streams bring proposals". It has no lock, so use it on one
-    event loop only.
+    kind: describes the calls in the error's text, such as "streams bring proposals". Use an object on one event loop
+    only, since it has no lock.
     """
 
     def __init__(self, kind: str, total: int, share: int) -> None:
@@ -57,7 +58,9 @@ class CallLimits:
 
     @contextmanager
     def one(self, caller: str) -> Iterator[None]:
-        """Context manager: count an open call of `caller` during the block. Raises Overloaded if a limit is reached."""
+        """Context manager: count a call of `caller` as open during the block. Raises Overloaded if a limit is
+        reached.
+        """
         total = self._num_open.total()
         own = self._num_open[caller]
         if total >= self._total or own >= self._share:
@@ -76,10 +79,10 @@ class CallLimits:
 
 
 class CallQueue:
-    """Limits on the number of running calls: at most `total`, and at most `share` of one caller. Further calls wait;
-    the calls of one caller run in the order in which they arrived.
+    """Limits on the number of running calls: at most `total` in all, and at most `share` for one caller. Further calls
+    wait. The calls of one caller run in the order in which they arrived.
 
-    waiting: the limits on calls that run or wait.
+    waiting: limits on the number of calls that run or wait; calls beyond these are refused.
     """
 
     def __init__(self, total: int, share: int, waiting: CallLimits) -> None:
@@ -90,8 +93,8 @@ class CallQueue:
 
     @asynccontextmanager
     async def one(self, caller: str) -> AsyncIterator[None]:
-        """Context manager: wait until `caller` may run another call, and count that call during the block. Raises
-        Overloaded if too many calls wait.
+        """Context manager: wait until `caller` may run another call, and count it as running during the block. Raises
+        Overloaded if too many calls wait already.
         """
         own = self._by_caller.get(caller) or asyncio.Semaphore(self._share)
         self._by_caller[caller] = own
@@ -113,7 +116,9 @@ def _caller_of(context: Any) -> str:
 
 
 class LimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Interceptor that applies the limits to every call of a server, before the call's message is read."""
+    """gRPC interceptor that applies the limits of this module to every call of a server, before the call's message is
+    read.
+    """
 
     def __init__(self) -> None:
         looking = CallLimits("calls watch health or ask for services", MAX_WATCHING_CALLS, MAX_WATCHING_CALLS // 4)

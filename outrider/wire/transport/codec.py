@@ -17,7 +17,7 @@ if sys.byteorder != "little":  # the wire is little-endian and nothing here swap
     raise ImportError("outrider runs on little-endian machines only")
 
 ITEM_BYTES = {pb.TENSOR_DTYPE_FLOAT32: 4, pb.TENSOR_DTYPE_INT32: 4}
-"""Number of bytes of one element, by dtype."""
+"""Number of bytes of one element of a tensor, by the protobuf enum of its dtype."""
 
 
 class BadTensor(ValueError):
@@ -28,24 +28,26 @@ class BadTensor(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DenseDistributions:
-    """Next-token distributions over the whole vocabulary."""
+    """Next-token distributions, each over the whole vocabulary. A row is one distribution."""
 
     num_rows: int
     """Number of distributions."""
     data: bytes
-    """Log-probs as bytes: float32 [num_rows, vocab_size], little-endian."""
+    """Log-probs [num_rows, vocab_size] as bytes, little-endian float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseDistributions:
-    """Next-token distributions over a few tokens each. The tokens of all distributions are concatenated."""
+    """Next-token distributions, each over only a few tokens. The tokens of all distributions are concatenated, and a
+    row is one distribution.
+    """
 
     support_sizes: tuple[int, ...]
-    """Number of tokens of each distribution."""
+    """Number of tokens that each distribution has."""
     ids: bytes
-    """Token ids as bytes: int32 [sum(support_sizes)], little-endian."""
+    """Token ids [sum(support_sizes)] of all distributions as bytes, little-endian int32."""
     log_probs: bytes
-    """Log-probs of these tokens as bytes: float32 [sum(support_sizes)], little-endian."""
+    """Log-probs [sum(support_sizes)] of these tokens as bytes, little-endian float32."""
 
     @property
     def num_rows(self) -> int:
@@ -57,12 +59,16 @@ Rows = DenseDistributions | SparseDistributions
 
 
 def float32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
-    """Return a protobuf message with a float32 tensor. data: the tensor's elements as little-endian bytes."""
+    """Return a protobuf message with a float32 tensor of this shape. data: the tensor's elements as
+    little-endian bytes.
+    """
     return pb.Tensor(dtype=pb.TENSOR_DTYPE_FLOAT32, shape=shape, data=data)
 
 
 def int32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
-    """Return a protobuf message with an int32 tensor. data: the tensor's elements as little-endian bytes."""
+    """Return a protobuf message with an int32 tensor of this shape. data: the tensor's elements as
+    little-endian bytes.
+    """
     return pb.Tensor(dtype=pb.TENSOR_DTYPE_INT32, shape=shape, data=data)
 
 
@@ -81,8 +87,8 @@ def distributions_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions
 
 
 def distributions_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: int) -> Rows:
-    """Convert a protobuf message to `num_rows` distributions over `vocab_size` tokens. Raises BadTensor for wrong
-    shapes and sizes. Ids and log-probs themselves are checked later, when they become torch tensors.
+    """Convert a protobuf message to `num_rows` distributions over `vocab_size` tokens. Raises BadTensor for a wrong
+    dtype, shape or size. The values of ids and log-probs are checked later, when they become torch tensors.
     """
     if message.vocab_size != vocab_size:
         raise BadTensor(f"vocab_size is {message.vocab_size}, the target's is {vocab_size}")

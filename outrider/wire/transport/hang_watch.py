@@ -9,19 +9,20 @@ the limit is on the time of one step, as a multiple of the longest recent step.
 from __future__ import annotations
 
 MIN_SILENCE_S = 4.0
-"""Seconds that any step may take, even if the recent steps were much shorter."""
+"""Seconds that every step may take, however short the recent steps were."""
 STEPS = 8
-"""An engine counts as hung once a step takes this many times as long as the longest recent step."""
+"""Factor in the limit on a step's time: an engine counts as hung once its step takes this many times as long as its
+longest recent step."""
 
 MAX_STEP_S = 300.0
-"""Maximum seconds of any step, even if recent steps were long, and the limit of an engine's first step. An engine in a
-longer step counts as hung."""
+"""Maximum seconds of a step, however long the recent steps were. It is also the limit of an engine's first step."""
 
 
 def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
-    """Return the seconds that a step may take: STEPS times the longest recent step, but from `min_s` to `max_s`.
+    """Return the seconds that a step may take: STEPS times the longest recent step, but no less than `min_s` and no
+    more than `max_s`.
 
-    longest_step_s: seconds of the longest recent step; 0 = no step is known yet, and `max_s` is returned.
+    longest_step_s: seconds of the longest recent step. 0 = no step is known yet; the result is then `max_s`.
     """
     if not longest_step_s:
         return max_s
@@ -29,7 +30,8 @@ def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
 
 
 def describe_hang(step_s: float, longest_step_s: float) -> str | None:
-    """Return a sentence on a worker's engine if it hangs; None = it does not hang.
+    """Return a text that says for how long a worker's engine has been in one step, if that is longer than allowed. None
+    = the engine does not hang.
 
     step_s: seconds since the engine's current step began. longest_step_s: seconds of its longest recent step.
     """
@@ -39,8 +41,8 @@ def describe_hang(step_s: float, longest_step_s: float) -> str | None:
 
 
 class HangWatch:
-    """Check whether the worker at the other end of a stream hangs, by its reports of steps. All times are monotonic, in
-    seconds.
+    """Decides whether the worker at the other end of a stream hangs, from its reports on its steps. All times are
+    readings of the monotonic clock, in seconds.
     """
 
     def __init__(self, min_silence_s: float, max_silence_s: float, now: float) -> None:
@@ -57,8 +59,8 @@ class HangWatch:
         """Time at which the worker last made a step or had no work."""
 
     def note_step(self, num_steps: int, longest_step_s: float, now: float) -> None:
-        """Record a report of the worker at time `now`. num_steps: number of steps that it has made since its start.
-        longest_step_s: seconds of its longest recent step.
+        """Record a report that arrived from the worker at time `now`. num_steps: number of steps that the worker has
+        made since its start. longest_step_s: seconds of its longest recent step.
         """
         self._longest_step_s = longest_step_s
         if num_steps != self._num_steps:
@@ -66,16 +68,20 @@ class HangWatch:
             self._last_step_s = now
 
     def idle(self, now: float) -> None:
-        """Record that the worker has no work at time `now`, so that it need not make steps."""
+        """Record that the worker has no work at time `now`. The time in which it makes no step begins to
+        count from now.
+        """
         self._last_step_s = now
 
     @property
     def limit_s(self) -> float:
-        """Seconds without a step or reply after which the worker counts as hung."""
+        """Seconds without a step and without a reply after which the worker counts as hung."""
         return allowed_s(self._longest_step_s, self._min_silence_s, self._max_silence_s)
 
     def silent_s(self, last_reply_s: float, now: float) -> float:
-        """Return the seconds since the worker's last step or reply. last_reply_s: time of the worker's last reply."""
+        """Return the seconds since the worker's last step or last reply, whichever was later. last_reply_s: time of its
+        last reply.
+        """
         return now - max(self._last_step_s, last_reply_s)
 
     def is_hung(self, last_reply_s: float, now: float) -> bool:

@@ -17,8 +17,8 @@ Status = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
-    """Servicer of the methods Check and Watch of gRPC's health service. It has no lock, so use it on one event loop
-    only.
+    """Servicer of gRPC's health service (its methods Check and Watch). Use it on one event loop only, since it has no
+    lock.
     """
 
     def __init__(self, services: Collection[str]) -> None:
@@ -28,7 +28,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
         self._changed = asyncio.Event()
 
     def set_serving(self, is_serving: bool) -> None:
-        """Set the state of all services to SERVING (true) or NOT_SERVING, and send it to all watchers."""
+        """Set the state of all services to SERVING (True) or NOT_SERVING (False), and report it to all open
+        Watch calls.
+        """
         if is_serving != self._is_serving:
             self._is_serving = is_serving
             self._changed.set()

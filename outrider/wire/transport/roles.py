@@ -21,10 +21,10 @@ _DOMAIN = "outrider.internal"
 
 
 class Role(Enum):
-    """A part of the system (gateway, draft, ...), as its TLS certificate names it.
+    """A part of the system, such as the gateway. With TLS, a process shows a certificate that names its role.
 
-    A certificate contains two names of its role. Servers check the `uri` of their callers. Callers check the
-    `host_name` of the server that they have reached, whatever its address is.
+    A certificate names the role in two ways. A server checks the `uri` in the certificate of its caller. A caller
+    checks the `host_name` in the certificate of the server, in place of the server's real address.
     """
 
     GATEWAY = "gateway"
@@ -34,12 +34,12 @@ class Role(Enum):
 
     @property
     def uri(self) -> str:
-        """URI that stands for the role in a certificate. Servers check it."""
+        """URI that stands for this role in a certificate. Servers check it in the certificates of their callers."""
         return f"{_PREFIX}{self.value}"
 
     @property
     def host_name(self) -> str:
-        """Host name that stands for the role in a certificate. Callers check it."""
+        """Host name that stands for this role in a certificate. Callers check it in the certificates of servers."""
         return f"{self.value}.{_DOMAIN}"
 
 
@@ -64,7 +64,7 @@ _FOR_ANY_CERTIFICATE = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
 def check_may_call(method: str, uris: Iterable[str]) -> None:
-    """Raise Forbidden unless the caller's role may call a method.
+    """Raise Forbidden unless one of the caller's roles may call a method.
 
     method: path of the method, "/package.Service/Method". uris: the URIs in the caller's certificate.
     """
@@ -85,7 +85,9 @@ def _sorted_names(roles: Iterable[Role]) -> list[str]:
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Interceptor that checks the role in the caller's certificate before each call, for servers that require one."""
+    """gRPC interceptor that checks before each call whether the role in the caller's certificate may make it. For
+    servers that require such certificates.
+    """
 
     async def intercept_service(
         self,

@@ -37,32 +37,33 @@ Parse = Callable[[Any, bytes], Any]
 Abort = Callable[[Any, OutriderError], Any]
 
 PING_TIMEOUT_MS = 10_000
-"""Milliseconds without a reply to a ping after which a peer counts as lost. It is longer than
-`hang_watch.MIN_SILENCE_S`: a process that gets no CPU time does not reply to pings but is not lost, and the hang watch
-decides whether it hangs."""
+"""Milliseconds without a reply to a ping after which the connection to a peer counts as lost. It is longer than
+`hang_watch.MIN_SILENCE_S`, because a process that gets no CPU time does not reply to pings either. The hang watch
+decides whether such a process hangs."""
 LINK_KEEPALIVE: Options = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_permit_without_calls", 1)]
-"""gRPC options for keepalive pings (every 2 s), for connections between our processes and for our servers."""
+"""gRPC options for keepalive pings every 2 s. They are used between our processes, and by our servers."""
 _TOKEN_ID_BYTES = 5
 """Maximum bytes of a uint32 in a protobuf message."""
 CONTROL_BYTES = 1 << 20
-"""Maximum bytes of a Control message apart from its token ids (sampling parameters and small items), and of a whole
-WorkerInfo message. A message of this size takes some 30 ms of a worker's event loop."""
+"""Maximum bytes of a message on a Control stream without its token ids (sampling parameters and small items), and of a
+WorkerInfo message. A message of this size occupies a worker's event loop for some 30 ms."""
 MAX_CONNECTIONS = 4096
-"""Maximum number of connections to one server; further ones are refused. The handshakes of so many take some 200 MB."""
+"""Maximum number of connections to one server. Further connections are refused. The handshakes of so many take some 200
+MB of memory."""
 SPARE_FILES = 256
-"""Number of file descriptors that are kept free of users' connections. An idle gateway with one target has 21 open."""
+"""Number of file descriptors that users' connections may not take. An idle gateway with one target has 21 open."""
 MAX_CALLS_OF_CONNECTION = 1024
-"""Maximum number of open calls on one connection. Clients wait before they open another."""
+"""Maximum number of open calls on one connection. A client that has as many waits before it opens another."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
-"""Milliseconds after which a new connection is closed if its handshake has not been completed."""
+"""Milliseconds that the handshake of a new connection may take. The connection is closed if it takes longer."""
 MAX_METADATA_BYTES = 16 * 1024
 """Maximum bytes of a call's metadata. A call with more is refused with RESOURCE_EXHAUSTED."""
 MAX_ERROR_BYTES = 1300
-"""Maximum bytes of an error's message. It is sent as metadata, in which a byte takes up to three bytes, and of which
-clients accept 8 KiB."""
+"""Maximum bytes of an error's message. The message is sent as metadata, where a byte may take up to three. Clients
+accept 8 KiB of metadata."""
 MAX_MESSAGE_BYTES = 64 << 20
-"""Maximum bytes of a message between our processes. A proposal may be sent with one distribution per message, so that
-a vocabulary of 16 million tokens fits."""
+"""Maximum bytes of a message between our processes. A vocabulary of 16 million tokens fits, since a proposal may be
+sent with one distribution per message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,8 @@ class _Requests:
 
 
 def guarded_stream(handler: Any, parse: Parse, abort: Abort) -> Any:
-    """Return a gRPC method handler that works like `handler`, a handler of a stream of requests, but ends the call with
-    the matching status if an OutriderError is raised.
+    """Return a gRPC method handler that works like `handler`, but turns OutriderErrors into the matching gRPC status.
+    The method must receive a stream of messages.
 
     parse: parses the bytes of one message, and raises InvalidRequest if they are wrong. abort: ends a call with an
     error.
@@ -168,8 +169,8 @@ def open_files_limit() -> int | None:
 
 
 def max_connections() -> int:
-    """Return the maximum number of connections of one server: MAX_CONNECTIONS, or fewer if this process may not open so
-    many files. A gateway has two servers, so each gets half of the files that remain after SPARE_FILES.
+    """Return the maximum number of connections of one server: MAX_CONNECTIONS, or fewer if this process may open too
+    few files. A gateway has two servers, and each gets half of the files that remain after SPARE_FILES.
     """
     limit = open_files_limit()
     if limit is None:
@@ -179,18 +180,20 @@ def max_connections() -> int:
 
 
 def max_control_bytes(context_limit: int) -> int:
-    """Return the maximum bytes of a message on a Control stream: CONTROL_BYTES, plus the token ids of a prompt, a
-    prediction and a source (the input of an encoder) of `context_limit` tokens each.
+    """Return the maximum bytes of a message on a Control stream. It is CONTROL_BYTES, plus the token ids of a prompt, a
+    prediction and a source (the input of an encoder), each of `context_limit` tokens.
+
+    context_limit: maximum number of tokens of the model's context.
     """
     return CONTROL_BYTES + 3 * _TOKEN_ID_BYTES * context_limit
 
 
 def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Options:
-    """Return the gRPC options of a server. With them a second server on the same port fails to start, instead of
-    sharing the port's connections.
+    """Return the gRPC options of a server. They also make the start of a second server on the same port fail; by gRPC's
+    default the two would share the port.
 
-    max_message_bytes: maximum bytes of a received message. window_bytes: number of bytes of a message that may be
-    received before the servicer reads it. A longer message takes another round trip.
+    max_message_bytes: maximum bytes of a received message. window_bytes: number of bytes of a message that may arrive
+    before the servicer begins to read it. A longer message takes another round trip.
     """
     return [
         *_common(max_message_bytes, LINK_KEEPALIVE),
@@ -207,11 +210,11 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
 
 
 def client_options(address: str, max_message_bytes: int, keepalive: Options = LINK_KEEPALIVE) -> Options:
-    """Return the gRPC options of a client of the server at `address` (host:port).
+    """Return the gRPC options for a client of the server at `address` (host:port).
 
-    The client reconnects within a second, while gRPC's default back-off grows to 120 s. The minimum back-off is longer,
-    because gRPC also uses it as the time that a connection attempt may take, handshakes included: with less, a far or
-    busy server would never be reached. For loopback addresses the environment's proxy (http_proxy) is not used.
+    The client tries to reconnect within seconds, while gRPC's default back-off grows to 120 s. The minimum back-off of
+    2 s is also the time that gRPC allows for a connection attempt with its handshakes; with less, a far or busy server
+    would never be reached. A proxy that the environment names (http_proxy) is not used for loopback addresses.
     """
     return [
         *_common(max_message_bytes, keepalive),
@@ -223,8 +226,8 @@ def client_options(address: str, max_message_bytes: int, keepalive: Options = LI
 
 
 def proxy_note(address: str) -> str:
-    """Return text for the end of an error on an `address` that does not reply: a note that a proxy is used, with the
-    environment variable that names it. The text is empty if no proxy is used.
+    """Return text for the end of an error on an `address` that does not reply. It names the environment variable
+    because of which a proxy is used. It is empty if no proxy is used.
     """
     name = _proxy_variable()
     if name is None or not os.environ[name] or _is_loopback(address):
@@ -245,8 +248,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def tune_malloc() -> None:
-    """Configure glibc's allocator to keep freed large buffers in this process. By default it returns 2.5 MB to the
-    kernel after every message and gets them again for the next, which is 3 times as slow.
+    """Configure glibc's allocator to keep large buffers that were freed. By default it returns 2.5 MB to the kernel
+    after every message and gets them back for the next one, which is 3 times as slow.
     """
     if sys.platform != "linux":
         return
@@ -259,15 +262,15 @@ def tune_malloc() -> None:
 
 
 def describe_failure(error: grpc.aio.AioRpcError) -> str:
-    """Return status code and details of a failed call as one line. Its length is bounded, since the details are a text
-    from another process.
+    """Return the status code and details of a failed call on one line. The line is cut to MAX_REASON_BYTES, since the
+    details are text from another process.
     """
     return bound_text(f"{error.code().name}: {error.details()}", MAX_REASON_BYTES)
 
 
 def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata that is sent with an error in addition to gRPC's code and message: the parameter,
-    the seconds to wait, and OpenAI's error code.
+    """Return the trailing metadata for an error, which a server sends in addition to gRPC's code and message: the
+    error's parameter, the seconds after which to retry, and OpenAI's error code.
     """
     trailers: list[tuple[str, str]] = []
     if error.param is not None:
@@ -289,11 +292,11 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Interceptor that ends a call with the matching gRPC status if its servicer raises an OutriderError, or if a
+    """gRPC interceptor that ends a call with the matching status if its servicer raises an OutriderError, or if a
     request is not a valid message.
 
-    max_control_bytes: maximum bytes of a message on a Control stream; a longer one is refused before it is parsed. None
-    = no limit.
+    max_control_bytes: maximum bytes of a message on a Control stream. A longer message is refused before it is parsed.
+    None = no limit.
     """
 
     def __init__(self, max_control_bytes: int | None = None) -> None:
@@ -333,10 +336,10 @@ def _guarded(handler: Any, inner: Any) -> Callable[[bytes, Any], Awaitable[Any]]
 
 
 def parse_message(deserialize: Any, data: bytes, max_bytes: int | None = None) -> Any:
-    """Parse the bytes of a protobuf message and return the message. Raises InvalidRequest if they are not valid or too
-    many.
+    """Parse the bytes of a protobuf message and return the message. Raises InvalidRequest if the bytes are no valid
+    message, or more than `max_bytes`.
 
-    deserialize: `FromString` of the message's class. max_bytes: maximum number of bytes; None = no limit.
+    deserialize: the method `FromString` of the message's class. max_bytes: None = no limit.
     """
     name = deserialize.__self__.DESCRIPTOR.full_name
     if max_bytes is not None and len(data) > max_bytes:

@@ -27,15 +27,15 @@ from outrider.wire.transport.tls import CertificateFolder, server_credentials
 log = get_logger(__name__)
 
 MAX_CONCURRENT_CALLS = MAX_CONNECTIONS
-"""Maximum number of open calls on a server, streams included. Further calls are refused with RESOURCE_EXHAUSTED. The
-limits of `call_limits` and of the gateway's APIs are lower."""
+"""Maximum number of open calls on a server, including streams. Further calls are refused with RESOURCE_EXHAUSTED. Most
+calls meet a lower limit first: those of `call_limits`, or those of the gateway's APIs."""
 
 WORKER_WINDOW_BYTES = 1 << 20
-"""Number of bytes of a message that a worker's server may receive before its servicer reads it. A distribution over a
-whole vocabulary has half a megabyte, and should not take another round trip."""
+"""Number of bytes of a message that may arrive at a worker's server before its servicer begins to read it. A
+distribution over a whole vocabulary has half a megabyte, and should not take another round trip."""
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
-"""Function that adds servicers to a server and returns the full names of their services."""
+"""Function that adds servicers to a server, and returns the full names of the services that they implement."""
 
 
 async def _is_known(host: str) -> bool:
@@ -58,10 +58,10 @@ async def start_server(
     """Start a gRPC server on the current event loop. Return (server, "host:port" on which it listens, health servicer).
     Raises ConfigError if it cannot listen there.
 
-    port: 0 = take a free port. max_message_bytes: maximum bytes of a message. max_control_bytes: maximum bytes of a
-    message on a Control stream; None = no further limit. certificates: None = no TLS. If the folder has a role, callers
-    must show a certificate, and may call only what its role allows; without a role, the server is for users.
-    window_bytes: see `server_options`.
+    port: 0 = take a free port. max_message_bytes: maximum bytes of a received message. certificates: None = no TLS. If
+    the folder has a role, callers must show a certificate, and may call only what their role allows; without a role,
+    the server is for users. window_bytes: number of bytes of a message that may arrive before the servicer begins to
+    read it. max_control_bytes: maximum bytes of a message on a Control stream; None = only max_message_bytes limits it.
     """
     guards = list[RoleInterceptor]()
     if certificates is not None and certificates.role is not None:
@@ -93,8 +93,8 @@ async def start_server(
 
 
 class ServerThread:
-    """A thread with an event loop and a gRPC server, which runs until `stop`. Used by workers; the gateway has an event
-    loop of its own and calls `start_server`.
+    """A thread with an event loop and a gRPC server on it, which run until `stop`. Workers use it. The gateway has an
+    event loop of its own, and calls `start_server`.
     """
 
     def __init__(self) -> None:
@@ -113,8 +113,9 @@ class ServerThread:
         certificates: CertificateFolder | None = None,
         max_control_bytes: int | None = None,
     ) -> str:
-        """Start the thread and the server; return the server's address (host:port) once it listens. For the arguments
-        see `start_server`. `add_services` is called on the thread.
+        """Start the thread and the server. Return the server's address (host:port) once it listens.
+
+        The arguments are those of `start_server`. `add_services` is called on the new thread.
         """
         self._thread.start()
         start = start_server(
@@ -133,10 +134,10 @@ class ServerThread:
         self.loop.close()
 
     def post(self, calls: list[Callable[[], None]]) -> None:
-        """Call the functions `calls` on the thread's event loop, in order, with a single wake-up of the loop. Any
-        thread may call this. After the end of the loop they are dropped.
+        """Call the functions in `calls` on the thread's event loop, in order. A single wake-up of the loop serves all
+        of them. Any thread may call this. If the loop has ended, nothing is called.
 
-        If a function raises, the others are still called, since they reply to other requests.
+        If a function raises, the others are still called, since they may reply to other requests.
         """
 
         def run() -> None:
@@ -150,8 +151,8 @@ class ServerThread:
             self.loop.call_soon_threadsafe(run)
 
     def stop_serving(self, begin: Callable[[], None]) -> None:
-        """Call `begin` on the thread's event loop and set health to NOT_SERVING. Open calls continue. Any thread may
-        call this.
+        """Call `begin` on the thread's event loop and report NOT_SERVING as the server's health. Open calls continue.
+        Any thread may call this.
         """
 
         async def run() -> None:
@@ -162,9 +163,11 @@ class ServerThread:
         asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
 
     def stop(self, grace_s: float, closing: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Set health to NOT_SERVING, wait at most `grace_s` seconds for open calls, and end server, loop and thread.
+        """Report NOT_SERVING as the server's health, wait at most `grace_s` seconds for open calls, and end server,
+        event loop and thread.
 
-        closing: coroutine function that ends open streams, which would otherwise stay open for all of `grace_s`.
+        closing: coroutine function, awaited first, that ends open streams. Otherwise they would stay open for all of
+        `grace_s`.
         """
 
         async def shut() -> None:

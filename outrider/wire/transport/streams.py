@@ -23,7 +23,7 @@ from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
 log = get_logger(__name__)
 
 MAX_BATCH_ITEMS = 1024
-"""Maximum number of items in a message. A message with more is refused."""
+"""Maximum number of items in one message of a stream. A message with more items is refused."""
 
 Item = TypeVar("Item")
 
@@ -35,8 +35,8 @@ def check_batch(num_items: int) -> None:
 
 
 class Outbox(Generic[Item]):
-    """Queue and writing task of one direction of a stream. `put` never blocks. Items that are queued during a write are
-    sent as one batch after it.
+    """Queue of the items to send in one direction of a stream, with the task that sends them. `put` never blocks. All
+    items that are queued while a message is being written are sent together in the next message.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class Outbox(Generic[Item]):
         self._task = asyncio.create_task(self._run())
 
     def put(self, item: Item) -> None:
-        """Queue an item to be sent. If the outbox is closed, it is dropped; the stream's reader reports the loss."""
+        """Queue an item to be sent. If the outbox is closed, the item is dropped; whoever reads the stream learns of
+        its end.
+        """
         if not self._is_closed:
             self._queue.append(item)
             self._wake.set()
@@ -90,7 +92,7 @@ class Outbox(Generic[Item]):
             self._written.set()
 
     async def wait_below(self, num_items: int) -> None:
-        """Wait until at most `num_items` items are queued, or the stream has ended."""
+        """Wait until at most `num_items` items are queued, or until the stream has ended."""
         while len(self._queue) > num_items:
             self._written.clear()
             await self._written.wait()
@@ -107,7 +109,7 @@ class Outbox(Generic[Item]):
         return MAX_BATCH_ITEMS
 
     async def close(self) -> None:
-        """End the writing task. Queued items are dropped."""
+        """End the task that sends items. Items in the queue are dropped."""
         self._is_closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -122,22 +124,25 @@ Reply = TypeVar("Reply", bound=_Identified)
 
 
 class Replies(Generic[Reply]):
-    """Queue of the replies to one message, in the order in which they arrive. Only one task may read it. It ends with
-    `close`, or with the stream.
+    """Queue of the replies to one message, in the order in which they arrive. Only one task may read it. No reply is
+    added after `close` or after the end of the stream.
 
-    is_expecting: whether the peer will send another reply for as long as this is open. forget: called by `close`.
+    is_expecting: whether the peer will send another reply for as long as this queue is open, and so counts as having
+    work. forget: function that `close` calls.
     """
 
     def __init__(self, is_expecting: bool, forget: Callable[[], object]) -> None:
         self.is_expecting = is_expecting
-        """Whether the peer will send another reply for as long as this is open."""
+        """Whether the peer will send another reply for as long as this queue is open, and so counts as having work."""
         self._forget = forget
         self._arrived: deque[Reply] = deque()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
 
     async def next(self) -> Reply:
-        """Wait for the next reply and return it. Raises WorkerLost if the stream has ended and all replies are read."""
+        """Wait for the next reply and return it. Once all replies are read and the stream has ended, raise
+        WorkerLost.
+        """
         while not self._arrived:
             if self._error is not None:
                 raise self._error
@@ -146,13 +151,13 @@ class Replies(Generic[Reply]):
         return self._arrived.popleft()
 
     def read_available(self) -> list[Reply]:
-        """Remove and return all replies that have arrived and were not read yet, without waiting."""
+        """Remove and return all replies that have arrived so far, without waiting."""
         available = list(self._arrived)
         self._arrived.clear()
         return available
 
     def close(self) -> None:
-        """End the reading: replies that arrive later are dropped. Idempotent."""
+        """Stop receiving: replies that arrive from now on are dropped. Idempotent."""
         self._forget()
 
     def put(self, reply: Reply) -> None:
@@ -161,14 +166,16 @@ class Replies(Generic[Reply]):
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """Record that the stream has failed. `next` raises this error once the replies that have arrived are read."""
+        """Record that the stream has failed. `next` returns the replies that have already arrived, and then raises
+        `error`.
+        """
         self._error = error
         self._changed.set()
 
 
 class PendingReplies(Generic[Reply]):
-    """Table of the replies that are still expected on a stream, by message id: a future for a single reply, a `Replies`
-    for several. A reply that is not expected (cancelled, repeated or unknown) is dropped.
+    """Table of the replies that are still expected on a stream, by message id. It has a future for each message with a
+    single reply, and a `Replies` for each message with several. Replies to any other id are dropped.
     """
 
     def __init__(self) -> None:
@@ -177,7 +184,7 @@ class PendingReplies(Generic[Reply]):
         self._next_id = 1
 
     def new(self) -> tuple[int, asyncio.Future[Reply]]:
-        """Return a new message id, and a future for the single reply to that message."""
+        """Return a new message id, and a future that gets the only reply to that message."""
         message_id = self._create_id()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._futures[message_id] = future
@@ -185,9 +192,10 @@ class PendingReplies(Generic[Reply]):
         return message_id, future
 
     def subscribe(self, is_expecting: bool) -> tuple[int, Replies[Reply]]:
-        """Return a new message id, and a queue for any number of replies to that message.
+        """Return a new message id, and a queue that gets all replies to that message.
 
-        is_expecting: see `Replies`.
+        is_expecting: whether the peer will send another reply for as long as the queue is open, and so counts as having
+        work.
         """
         message_id = self._create_id()
         replies: Replies[Reply] = Replies(is_expecting, lambda: self._subscriptions.pop(message_id, None))
@@ -199,8 +207,8 @@ class PendingReplies(Generic[Reply]):
         return len(self._futures) + sum(replies.is_expecting for replies in self._subscriptions.values())
 
     async def read(self, batches: AsyncIterable[list[Reply]]) -> None:
-        """Read batches of replies until the stream ends, and pass each reply to its future or queue. Then make all
-        remaining waits raise WorkerLost.
+        """Read batches of replies until the stream ends, and pass each reply to its future or queue. At the end, make
+        everything that still waits for a reply raise WorkerLost.
         """
         reason = "the stream ended"
         try:
@@ -218,7 +226,7 @@ class PendingReplies(Generic[Reply]):
             self.fail(WorkerLost(f"lost the worker: {reason}"))
 
     def fail(self, error: Exception) -> None:
-        """Make all waits for replies raise this error."""
+        """Make everything that waits for a reply raise this error."""
         for replies in self._subscriptions.values():
             replies.fail(error)
         for future in list(self._futures.values()):
@@ -233,13 +241,13 @@ class PendingReplies(Generic[Reply]):
 
 
 MAX_UNREAD = 16 * MAX_BATCH_ITEMS
-"""Maximum number of queued replies to a peer that reads too slowly. While there are more, no message is read from
-it."""
+"""Maximum number of replies that are queued for a peer that reads too slowly. While more are queued, no message is read
+from that peer."""
 
 
 class ControlStreams:
-    """The open Control streams of a worker. Each stream has a number, which identifies it as the owner of its slots. A
-    server that stops ends all streams.
+    """The open Control streams of a worker, through which gateways open and run slots. Each stream has a number, and a
+    slot belongs to the stream through which it was opened.
     """
 
     def __init__(self) -> None:
@@ -261,11 +269,12 @@ class ControlStreams:
         dispatch: Callable[[int, Any, Callable[[Any], None]], None],
         on_end: Callable[[int], None],
     ) -> None:
-        """Serve one Control stream until it ends. For each received item call `dispatch(owner, item, put)`, in which
-        `owner` is the stream's number and `put` sends a reply. At the stream's end, even by an error, call
+        """Serve one Control stream until it ends. For each received item call `dispatch(owner, item, put)`, where
+        `owner` is the stream's number and `put` sends a reply. When the stream has ended, even by an error, call
         `on_end(owner)`.
 
-        requests: the received messages. make_batch: makes one message of a list of replies.
+        requests: the received messages. context: gRPC's context of the call. make_batch: makes one message of a list of
+        replies.
         """
         owner = next(self._stream_numbers)
         # Before there is a writer: an abort during the first write would send it twice, and the call would never end.
@@ -303,8 +312,8 @@ class ControlStreams:
 
     @contextlib.contextmanager
     def track_task(self) -> Iterator[None]:
-        """Context manager for a task that serves a stream of another kind: during the block `end_all` ends that task
-        too, by raising Unavailable in it.
+        """Context manager for a task that serves another kind of stream. If `end_all` is called during the block, the
+        task is ended too: Unavailable is raised in it.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -319,7 +328,9 @@ class ControlStreams:
             self._other_tasks.discard(task)
 
     async def end_all(self) -> None:
-        """End every open stream. Call it when the server stops, which would otherwise wait for its whole grace time."""
+        """End every open stream. A server that stops calls it; otherwise it would wait for open streams until its grace
+        time is over.
+        """
         self._is_stopping = True
         for reading in (*self._reading, *self._other_tasks):
             reading.cancel()
