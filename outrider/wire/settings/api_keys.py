@@ -17,11 +17,12 @@ from outrider.wire.settings.config import ContentControlTokens, Positive, locati
 from outrider.wire.settings.files import write_whole
 
 PREFIX = "or-"
-"""Text at the start of every API key."""
+"""Text with which every API key begins."""
 KEY_BYTES = 32
 """Number of random bytes in an API key."""
 MAX_FILE_BYTES = 4 << 20
-"""Maximum bytes of the file of keys. It is limited because the gateway reads the file on its event loop."""
+"""Maximum bytes of the file of keys. The gateway reads the file on its event loop, so a long file would delay
+requests."""
 HEADING = (
     "# API keys of an Outrider gateway, hashed. Written by `outrider keys`; docs/keys.md says what the fields mean.\n"
 )
@@ -39,7 +40,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 class ApiKey(BaseModel):
-    """One API key of the file: its hash, and its limits. An absent limit means no limit."""
+    """An API key as the file of keys has it: the key's hash and its limits. A limit that is absent does not apply."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -49,16 +50,16 @@ class ApiKey(BaseModel):
     """SHA-256 of the key, in hexadecimal."""
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
-    """Maximum number of tokens per minute, prompts and outputs together."""
+    """Maximum number of tokens per minute, counting prompts and outputs."""
     max_concurrent: Positive | None = None
     """Maximum number of choices that run or wait at the same time."""
     weight: Annotated[float, Field(ge=WEIGHT.low, le=WEIGHT.high)] = 1.0
-    """Share of the key when several keys compete, relative to a key of weight 1."""
+    """Share that the key gets when several keys compete for the models, relative to a key of weight 1."""
     control_tokens_in_content: ContentControlTokens = "allow"
-    """How the texts of control tokens in this key's chats are read. text = as plain text, whatever the gateway's
-    setting is; allow = as the gateway's setting of the same name says."""
+    """How texts that look like control tokens are read in this key's chats. text = as plain text, whatever the
+    gateway's setting says; allow = as the gateway's setting control_tokens_in_content says."""
     expires: Annotated[datetime, AfterValidator(_in_utc)] | None = None
-    """Time from which the key is refused, in UTC if it has no time zone; absent = never."""
+    """Time from which the key is refused; a time without time zone is in UTC. Absent = the key never expires."""
 
 
 class _KeyFile(BaseModel):
@@ -68,19 +69,23 @@ class _KeyFile(BaseModel):
 
 
 def new_key() -> str:
-    """Return a new API key with 256 random bits. The key itself is not stored anywhere, so show it to the user now."""
+    """Return a new API key with 256 random bits. The key is stored nowhere (the file of keys has only its hash), so
+    show it to the user at once.
+    """
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def digest_of(key: str) -> str:
-    """Return the SHA-256 of an API key, in hexadecimal. A slow hash is not needed, since a key of 256 random bits
-    cannot be guessed.
+    """Return the SHA-256 of an API key, in hexadecimal. A fast hash is safe here, since a key of 256 random bits cannot
+    be guessed.
     """
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
-    """Read API keys from a YAML or JSON file {"keys": [...]}. Raises ConfigError with file, line, entry and fault."""
+    """Read API keys from a YAML or JSON file {"keys": [...]}. Raises ConfigError that names the file, the line, the
+    entry and what is wrong.
+    """
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -135,8 +140,8 @@ def _value_of(node: yaml.MappingNode, name: int | str) -> Any:
 
 
 def write_keys(path: str | Path, keys: tuple[ApiKey, ...]) -> None:
-    """Write the file of API keys as a whole or not at all. A new file is readable by its owner only; a file that is
-    replaced keeps its owner and mode. Raises ConfigError if it cannot be written.
+    """Write the file of API keys. If that fails, raise ConfigError and leave the file as it was. A new file can be read
+    by its owner only; a file that is replaced keeps its owner and mode.
     """
     entries = list[dict[str, Any]]()
     for key in keys:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Role = Literal["target", "draft"]
 MAX_CORES = 4096
-"""Maximum number of cores of a machine: core numbers are below it."""
+"""Maximum number of cores of a machine. Core numbers must be below it."""
 _CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 """Matches a core number or a range of core numbers, such as 3 or 0-7."""
 
@@ -44,7 +44,8 @@ def _read_core_range(text: str) -> range:
 
 
 def given_cores(workers: Mapping[str, WorkerConfig]) -> dict[str, frozenset[int]]:
-    """Return the cores of each worker whose settings have `cpu_cores`, by worker name.
+    """Return the cores that the setting `cpu_cores` gives to workers, by worker name. Workers without this setting are
+    left out.
 
     workers: settings by worker name.
     """
@@ -52,9 +53,9 @@ def given_cores(workers: Mapping[str, WorkerConfig]) -> dict[str, frozenset[int]
 
 
 def check_offered(used: Iterable[frozenset[int]], offered: frozenset[int]) -> None:
-    """Raise ConfigError if a core that the settings give to a worker is not one that this machine offers.
+    """Raise ConfigError if a worker is to be pinned to a core that this machine does not have.
 
-    used: the cores of each worker. offered: the cores of this machine.
+    used: the cores of each worker. offered: the cores of this machine that processes may use.
     """
     given: frozenset[int] = frozenset().union(*used)
     if not given <= offered:
@@ -67,12 +68,12 @@ def share_cores(
     on_cpu: Collection[str],
     offered: frozenset[int],
 ) -> dict[str, frozenset[int] | None]:
-    """Divide a machine's cores among workers; return the cores of each worker by its name. A worker whose settings have
-    `cpu_cores` gets those. Another worker gets a share of the remaining cores if it runs on the CPU, and None (it is
-    not pinned) otherwise.
+    """Divide the cores of a machine among workers. Return the cores of each worker, by its name.
 
-    workers: role and settings by name. on_cpu: names of the workers that run on the CPU. offered: the cores of this
-    machine. Raises ConfigError as `check_offered` does.
+    A worker whose settings have `cpu_cores` gets those. Another worker that runs on the CPU gets a share of the
+    remaining cores. A worker that runs on a GPU gets None, which means that it is not pinned. workers: (role, settings)
+    by worker name. on_cpu: names of the workers that run on the CPU. offered: the cores of the machine. Raises
+    ConfigError if `cpu_cores` has a core that is not offered.
     """
     # 4 cores, a target and a draft: {"draft": {0}, "target": {1, 2, 3}}
     given = given_cores({name: worker for name, (_, worker) in workers.items()})
@@ -100,10 +101,10 @@ def _select_cores(cores: Sequence[int], begin: int, num_cores: int) -> frozenset
 
 
 def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, float]:
-    """Return (number of cores for each target, number of cores for each draft).
+    """Return (number of cores for each target, number of cores for each draft). The numbers may be fractions.
 
-    All drafts together get a quarter of the cores, but at least one each; targets get the others. If there are fewer
-    cores than workers, all get the same fraction of a core, which means that they share cores.
+    All drafts together get a quarter of the cores, but at least one core each; targets get the others. If there are
+    fewer cores than workers, each worker gets the same fraction of a core, which means that workers share cores.
     """
     num_workers = num_targets + num_drafts
     if num_workers > num_cores:
@@ -119,5 +120,5 @@ def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, fl
 
 
 def format_cores(cores: Iterable[int]) -> str:
-    """Format core numbers for the setting `cpu_cores`: {0, 2, 3} gives '0,2,3'."""
+    """Return core numbers in the form of the setting `cpu_cores`: {0, 2, 3} gives '0,2,3'."""
     return ",".join(map(str, sorted(cores)))

@@ -26,7 +26,7 @@ from outrider.wire.settings.cores import Role
 from outrider.wire.settings.variables import suggest
 
 Values = dict[str, Any]
-"""Settings by name, as they stand in a file: values are not checked yet."""
+"""Settings by name as a file gives them, before they are checked."""
 _Part = TypeVar("_Part", bound=WorkerConfig | GatewayConfig)
 MAX_COUNT = 1000
 """Maximum number of workers of a pool."""
@@ -42,28 +42,27 @@ _SIZE = ("count", "min", "max", "labels", "num_cpus", "num_gpus")
 
 
 class Pool(BaseModel):
-    """Workers of one role and one model."""
+    """A pool: identical workers of one role (target or draft) and one model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     role: Role
     worker: WorkerConfig
-    """Settings of every worker of the pool."""
+    """Settings that every worker of the pool has."""
     count: int = Field(default=1, le=MAX_COUNT)
-    """Number of workers at the start."""
+    """Number of workers that are started at first."""
     min: int = Field(default=1, le=MAX_COUNT)
-    """Minimum number of workers, to which the pool shrinks with its load; absent = count."""
+    """Minimum number of workers; the pool shrinks to it when the load is low. Absent = count."""
     max: int = Field(default=1, le=MAX_COUNT)
-    """Maximum number of workers, to which the pool grows with its load; absent = count."""
+    """Maximum number of workers; the pool grows to it when the load is high. Absent = count."""
     labels: dict[str, str] = {}
-    """Ray label selector, by label name: the workers run only on machines whose labels match."""
+    """Ray label selector, by label name. The workers run only on machines whose labels match it."""
     num_cpus: float | None = Field(default=None, gt=0)
-    """Number of CPUs that Ray reserves for each worker, and of cores that the worker is pinned to."""
+    """Number of CPUs that Ray reserves for each worker. The worker is pinned to as many cores."""
     num_gpus: float | None = Field(default=None, gt=0)
-    """Number of GPUs that Ray reserves for each worker; a fraction = workers share a GPU. With tensor_parallel N it is
-    N.
-    """
+    """Number of GPUs that Ray reserves for each worker; with a fraction, workers share a GPU. With tensor_parallel N it
+    is N."""
     model_name: str | None = None
     """For a pool of targets: the id under which the model is served; None = the model's own id."""
     serves: tuple[str, ...] = ()
@@ -98,17 +97,19 @@ class Pool(BaseModel):
 
     @property
     def setting(self) -> str:
-        """What the user's settings call the pool, for errors: `target`, or `targets.NAME`."""
+        """Name of the pool in the user's settings, for errors: `target`, `draft`, `targets.NAME` or `drafts.NAME`."""
         return setting_of(self.role, self.name)
 
     @property
     def has_model(self) -> bool:
-        """Whether the pool's workers run a model. False = drafts from tables, which need little of their machine."""
+        """Whether the pool's workers run a model. False = they draft from tables, which takes little of their
+        machine.
+        """
         return not isinstance(self.worker, DraftConfig) or self.worker.has_model
 
     @property
     def drafter_or_model(self) -> str:
-        """Name of the pool's model for messages; for drafts without a model, their drafter."""
+        """Name of the pool's model for messages. For drafts without a model it is the name of their drafter."""
         if isinstance(self.worker, DraftConfig) and not self.worker.has_model:
             return f"{self.worker.drafter}, without a model"
         return self.worker.model
@@ -119,13 +120,15 @@ class Pool(BaseModel):
         return self.min < self.max
 
     def member(self, index: int) -> str:
-        """Return the name of the worker with an index. It is unique in the system, and a restarted worker keeps it."""
+        """Return the name of worker number `index` of the pool. It is unique in the system, and stays the same when the
+        worker is restarted.
+        """
         if self.name == self.role:
             return f"{self.name}-{index}"
         return f"{self.role}-{self.name}-{index}"
 
     def values(self) -> Values:
-        """Return the pool's settings in the form that `read_pools` accepts as the value for the pool's name."""
+        """Return the pool's settings as a mapping. `read_pools` accepts it as the value for the pool's name."""
         values = self.worker.model_dump(exclude_unset=True)
         for name in ("count", "min", "max", "num_cpus", "num_gpus", "model_name"):
             value = getattr(self, name)
@@ -137,8 +140,8 @@ class Pool(BaseModel):
 
 
 def setting_of(role: Role, name: str) -> str:
-    """Return what the user's settings call a pool: `target` for the target pool named "target", otherwise
-    `targets.NAME`; the same for drafts.
+    """Return the name of a pool in the user's settings. A pool named like its role ("target" or "draft") is `target` or
+    `draft`; any other is `targets.NAME` or `drafts.NAME`.
     """
     if name == role:
         return role
@@ -146,9 +149,10 @@ def setting_of(role: Role, name: str) -> str:
 
 
 def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[Pool, ...]:
-    """Check the settings of a system's pools and return the pools, targets first.
+    """Check the settings of a system's pools, and return the pools, targets first.
 
-    targets, drafts: settings of each pool by its name. Raises ConfigError with the names of pool and setting.
+    targets, drafts: settings of each pool, by the pool's name. Raises ConfigError with the names of the pool and of the
+    setting.
     """
     target_pools = dict[str, Pool]()
     for name, values in targets.items():
@@ -165,10 +169,11 @@ def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[P
 
 
 def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence[str] = ()) -> _Part:
-    """Return the settings of a process as an instance of class `cls`, from `values` or else environment variables.
+    """Return the settings of a process as an instance of class `cls`. Settings that `values` does not have are taken
+    from environment variables.
 
-    name: what the user's settings call this part, for errors. other_names: further names that the part may have, which
-    the error on an unknown name lists. Raises ConfigError.
+    name: name of this part in the user's settings, for errors. other_names: names that are also allowed in this part
+    but are not settings of `cls`; the error on an unknown name lists them. Raises ConfigError.
     """
     given = mapping(name, values)
     unknown = sorted(set(given) - set(cls.model_fields))
@@ -187,8 +192,8 @@ def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence
 
 
 def mapping(name: str, values: object) -> Values:
-    """Return `values` if it is a mapping of settings by name, otherwise raise ConfigError. name: what the user's
-    settings call this part, for errors.
+    """Return `values` if it is a mapping with texts as keys; otherwise raise ConfigError. name: name of this part in
+    the user's settings, for errors.
     """
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{name} is {values!r}, must be settings by name, as {{NAME: VALUE}}")
@@ -196,8 +201,8 @@ def mapping(name: str, values: object) -> Values:
 
 
 def read_model(name: str, cls: type[Any], values: object) -> Any:
-    """Return an instance of the pydantic model `cls` with `values` as its fields. name: what the user's settings call
-    this part, for errors. Raises ConfigError for a wrong field.
+    """Return an instance of the pydantic model `cls` whose fields are `values`. name: name of this part in the user's
+    settings, for errors. Raises ConfigError for a wrong field.
     """
     given = mapping(name, values)
     for setting in given:

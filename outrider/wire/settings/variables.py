@@ -28,12 +28,12 @@ _OTHER_NAMES = (
     "REAL_MODEL"
 )
 OTHER_VARIABLES = frozenset(f"OUTRIDER_{name}" for name in _OTHER_NAMES.split())
-"""Names of the OUTRIDER_ environment variables that are not settings of target, draft or gateway."""
+"""Names of all OUTRIDER_ environment variables that are not settings of a target, draft or gateway."""
 
 
 def check_names(cls: type[BaseSettings], parts: Sequence[type[BaseSettings]]) -> None:
-    """Raise ConfigError for an environment variable that looks like a misspelt setting. That is one with the prefix of
-    `cls` that is not a setting of `cls`, or another OUTRIDER_ variable whose name is similar to a known one.
+    """Raise ConfigError if an environment variable looks like a misspelt setting. It does if it has the prefix of `cls`
+    but is no setting of `cls`, or if it begins with OUTRIDER_ and its name is similar to a known one.
 
     cls: class of this process's settings. parts: the settings classes of all processes.
     """
@@ -78,12 +78,13 @@ def _is_of_kubernetes(key: str) -> bool:
 
 
 def part_of(cls: type[BaseSettings]) -> str:
-    """Return the name of the process whose settings a class holds: target, draft or gateway."""
+    """Return the name of the process whose settings the class has: target, draft or gateway."""
     return str(cls.model_config["env_prefix"]).removeprefix("OUTRIDER_").removesuffix("_").lower()
 
 
 def suggest(written: str, known: Collection[str]) -> str:
-    """Return text for the end of an error on an unknown name: the most similar known name, or else all known names.
+    """Return the end of an error on an unknown name: "did you mean ...?" with the most similar known name, or a list of
+    all known names if none is similar.
 
     written: the unknown name. known: the known names.
     """
