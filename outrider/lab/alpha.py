@@ -28,7 +28,7 @@ from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.system import demo_model
 
 KINDS = (Drafter.MODEL, *TABLE_DRAFTERS)
-"""Kinds of drafters that `outrider alpha` can measure."""
+"""Drafters that `outrider alpha` can measure."""
 DTYPES = get_args(TargetConfig.model_fields["dtype"].annotation)
 
 Draft = Annotated[
@@ -160,7 +160,7 @@ def measure(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print one table per sampling setting, and a last table with the best temperature of each draft."""
+    """Print one table per sampling setting, and one with the best temperature of each draft."""
     names = names_of({row["drafter"] for row in rows})
     rows_by_setting = dict[str, list[dict[str, Any]]]()
     for row in rows:

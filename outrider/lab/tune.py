@@ -86,7 +86,7 @@ class TuneOptions:
     max_k: int
     """Largest K (draft tokens per round) to measure."""
     repeats: int
-    """Number of outputs that are generated for each prompt under each setting."""
+    """Number of outputs for each prompt under each setting."""
     connection: opt.CallOptions
     stop: StopFlag
 
@@ -97,9 +97,9 @@ class TuneResult:
 
     served: Model
     studies: list[Study]
-    """Results at each temperature, one entry per temperature."""
+    """Results at each temperature."""
     money: Money | None
-    """Speeds and prices under load. None if --price was not given."""
+    """Speeds and prices under load; None = --price was not given."""
 
 
 @opt.grouped

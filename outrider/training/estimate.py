@@ -49,7 +49,7 @@ class TrainingSizes:
 
     @property
     def generation_flops(self) -> float:
-        """Number of floating-point operations to generate the text: two for each parameter and token."""
+        """Floating-point operations to generate the text: two for each parameter and token."""
         return 2.0 * self.num_target_parameters * self.num_answers * (self.max_tokens + self.prompt_tokens)
 
     @property

@@ -25,19 +25,19 @@ DEPTH_DECAY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TargetDistribution:
-    """The target's distributions at M positions, at temperature 1. They have only the W token ids that the drafter can
+    """Distributions of the target at M positions, at temperature 1, over the W token ids that the drafter can
     propose.
     """
 
     probs: Tensor
-    """Probabilities, [M, W] float32. A row sums to less than 1 if the drafter cannot propose all token ids."""
+    """Probabilities [M, W] float32. The sum of a row is less than 1 if the drafter cannot propose all ids."""
     entropy: Tensor
     """Entropy at each position, [M] float32, in nats: minus the sum of probs * log(probs) over the W token ids."""
 
     @classmethod
     def of(cls, logits: Tensor, ids: Tensor | None) -> TargetDistribution:
-        """Return the distributions that belong to the target's logits [M, V]. ids: token ids [W] int64 that the drafter
-        can propose; None = all V.
+        """Return the distributions for the target's logits [M, V]. ids: token ids [W] int64 that the drafter can
+        propose; None = all.
         """
         log_probs = log_softmax(logits.float(), dim=-1)  # [M, V] float32
         if ids is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 WARMUP_STEPS = 60
-"""Number of updates at the beginning over which the learning rates rise to their full values."""
+"""Number of updates over which the learning rates rise to their full values."""
 
 
 class Optimizers:
@@ -73,7 +73,7 @@ class Optimizers:
             optimizer.step()
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the state of all optimizers, to be saved in a checkpoint and restored by `set_state`."""
+        """Return the state of the optimizers for a checkpoint, to be restored by `set_state`."""
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:

@@ -59,9 +59,7 @@ class LookaheadEmbeddings:
 
     @classmethod
     def new(cls, teacher: Teacher, num: int, seed: int) -> LookaheadEmbeddings:
-        """Return a student with `num` random embeddings. They have the mean and the spread of the embeddings in the
-        target's vocabulary.
-        """
+        """Return a student with `num` random embeddings, distributed like those of the target's vocabulary."""
         table = teacher.network.get_input_embeddings().weight.detach().float()  # [V, width] float32
         spread = torch.randn(num, table.shape[1], generator=torch.Generator().manual_seed(seed))  # [L, width]
         return cls(teacher, table.mean(dim=0).cpu() + spread * table.std(dim=0).cpu())

@@ -26,14 +26,14 @@ from outrider.wire.models.tokenizer_json import TOKENIZER_CONFIG, TOKENIZER_JSON
 
 @dataclass(frozen=True, slots=True)
 class DraftLogits:
-    """A student's logits for the draft tokens of one depth, at M token positions of a batch."""
+    """Logits of a student for the draft tokens of one depth, at M positions of a batch."""
 
     depth: int
     """Position of these draft tokens in their rounds, from 0."""
     places: Tensor
     """Index of the token before each draft token, in the batch flattened to [B * T]. [M] int64, ascending."""
     logits: Tensor
-    """Logits, [M, W], over the W token ids that the student can propose (`Student.ids`)."""
+    """Logits [M, W] over the token ids in the student's `ids`."""
 
 
 class Student(Protocol):

@@ -51,8 +51,7 @@ class Task:
     """Indices of the target's hidden states that `eagle3` reads. None = one from an early, one from a middle and one
     from a late layer (`default_taps`)."""
     draft_vocab: int | None
-    """Number of token ids that `eagle3` can propose: those that are most frequent in the generated text. None = all
-    ids."""
+    """Number of token ids that `eagle3` can propose, the most frequent in the text; None = all."""
     updates: int
     """Number of updates of the weights in the whole training."""
     batch_size: int

@@ -58,7 +58,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """The target's logits and hidden states for a batch."""
+    """The target's logits and hidden states along a batch."""
 
     logits: Tensor
     """Logits after M tokens of the batch, [M, V] float32. These are the tokens of `Batch.trained_mask(0)`."""

@@ -45,9 +45,9 @@ class Answer:
     """A prompt and the target's output for it."""
 
     ids: NDArray[np.int32]
-    """Token ids of the prompt, followed by the token ids of the output."""
+    """Token ids of the prompt, followed by those of the output."""
     start: int
-    """Number of prompt tokens. It is also the index in `ids` at which the output begins."""
+    """Number of prompt tokens, which is the index of the output's first token in `ids`."""
     temperature: float
 
 
@@ -68,15 +68,13 @@ class GenerationTask:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the target's files, the prompts and all other settings that determine the text: 16
-        hexadecimal digits.
-        """
+        """Digest of the target's files, the prompts and the settings, in 16 hexadecimal digits."""
         parts = [digest_of_model(self.target), list(self.prompts), self.max_tokens, self.seed, AT_ONCE]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def digest_of_model(folder: str) -> str:
-    """Return a digest of a model's config.json and weights: 16 hexadecimal digits."""
+    """Return a digest of a model's config.json and weights, in 16 hexadecimal digits."""
     sha = hashlib.sha256()
     for path in sorted(Path(folder).expanduser().glob("*")):
         if path.name == "config.json" or path.suffix == ".safetensors":
@@ -115,7 +113,7 @@ def generate(task: GenerationTask, work: Path, report: Callable[[int, int], None
 
 
 def read(folder: Path) -> list[Answer]:
-    """Return all outputs that `generate` saved in this folder."""
+    """Return the outputs that `generate` saved in this folder."""
     answers: list[Answer] = []
     for path in sorted(folder.glob("*.npz")):
         answers += _load(path)

@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 import grpc
 
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task, a generator or a process on purpose. They are not reported as faults. All other
-exceptions are, even those that are not subclasses of Exception, such as a panic of compiled code."""
+"""Exceptions that end a task, a generator or a process on purpose, and are not reported as faults. Other exceptions
+that are not subclasses of Exception, such as panics of compiled code, are faults."""
 
 
 class OutriderError(Exception):
@@ -38,11 +38,11 @@ class OutriderError(Exception):
     grpc_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
-    """Whether the same request may succeed when it is sent again unchanged."""
+    """Whether the same request may succeed when it is sent again."""
     openai_type: ClassVar[str] = "server_error"
     """Field `type` of the error body in OpenAI's API."""
     openai_code: ClassVar[str | None] = None
-    """Field `code` of the error body in OpenAI's API. None = it is null in the body."""
+    """Field `code` of the error body in OpenAI's API; None = null."""
     details: ClassVar[dict[str, Any] | None] = None
     """Field `details` of the error body in Anthropic's API, from which Anthropic's clients recover by themselves. None
     = the body has no such field."""
@@ -51,10 +51,10 @@ class OutriderError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        """Name of the wrong request field or setting, as the caller spelt it. None = the error is not about a single
-        field."""
+        """Name of the wrong request field or setting, as the caller spelt it; None = the error is not about one field.
+        """
         self.retry_after_s = retry_after_s
-        """Seconds after which a retry may succeed. None = unknown."""
+        """Seconds after which a retry may succeed; None = unknown."""
 
 
 class InvalidRequest(OutriderError):
@@ -85,7 +85,7 @@ class ModelNotFound(InvalidRequest):
 
 
 class ContextExceeded(InvalidRequest):
-    """Prompt and output together would be longer than the model's context."""
+    """Prompt and output together are longer than the model's context."""
 
     openai_code = "context_length_exceeded"
 

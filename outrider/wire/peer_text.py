@@ -10,7 +10,7 @@ MAX_REASON_BYTES = 1300
 """Maximum bytes (UTF-8) of a sentence from another process that says why something failed. The same value as
 `rpc.MAX_ERROR_BYTES`."""
 MAX_INFO_BYTES = 1 << 16
-"""Maximum bytes of a WorkerInfo message. A worker's message usually has a few hundred."""
+"""Maximum bytes of a WorkerInfo message. Our workers send a few hundred."""
 MAX_REASONS = 8
 """Maximum number of different reasons that one `Reasons` remembers. Further new reasons are not logged."""
 _REASON_FIELDS = frozenset({"reason", "features_refusal"})
@@ -33,9 +33,7 @@ def _escape(char: str) -> str:
 
 
 def bound_text(text: str, max_bytes: int = MAX_NAME_BYTES) -> str:
-    """Return the text on one line and in at most `max_bytes` bytes of UTF-8. A text that had to be cut ends
-    in "...".
-    """
+    """Return the text as one line of at most `max_bytes` bytes in UTF-8. A text that is cut ends in "..."."""
     line = one_line(text[:max_bytes])
     data = line.encode()
     if len(data) <= max_bytes and len(text) <= max_bytes:
@@ -63,8 +61,8 @@ def bound_strings(message: Message) -> None:
 
 
 def describe_excess(info: Message) -> str | None:
-    """Return a text that says why a worker is refused whose WorkerInfo has more than MAX_INFO_BYTES bytes. None = it
-    has not.
+    """Return a text that says why a worker is refused whose WorkerInfo has more than MAX_INFO_BYTES bytes. None = the
+    message is not too large.
     """
     if info.ByteSize() <= MAX_INFO_BYTES:
         return None

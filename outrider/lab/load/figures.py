@@ -27,7 +27,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some requests that ran concurrently, either all with speculation or all without."""
+    """A batch of requests that ran concurrently, either all with speculation or all without."""
 
     outcomes: tuple[RequestOutcome, ...]
     """Outcomes of the batch's requests, in the order in which the requests ended."""

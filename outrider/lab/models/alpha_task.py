@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 MODEL = "model"
-"""The kind of drafter that is a draft model."""
+"""Kind of the drafters that are draft models."""
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,7 @@ class DistributionModel:
         values = {"model": model, "device": task.device, "dtype": task.dtype, "kv_cache_tokens": num_tokens}
         self.runner: ModelRunner = load(TargetConfig(**values, max_slots=AT_ONCE), epoch=1).runner
         self.translation: Translation | None = None
-        """Map between this draft's tokens and the target's. None if both have the same tokens, or if this model is the
-        target."""
+        """Map between this draft's tokens and the target's; None = they are the same, or this is the target."""
 
     def drafts(self, ids: Sequence[int], start: int) -> Iterator[DistributionAt]:
         """Yield a function for each token of the output that returns the draft's distribution at its position, given

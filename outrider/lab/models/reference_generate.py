@@ -121,9 +121,7 @@ class Reference:
 
 
 def first_difference(expected: Ids, found: Ids) -> int | None:
-    """Return the first index at which two lists of token ids differ, where the end of the shorter list counts as a
-    difference. None = they are equal.
-    """
+    """Return the first index at which two lists of token ids differ, or the shorter one ends; None = they are equal."""
     for index, (expected_id, found_id) in enumerate(itertools.zip_longest(expected, found)):
         if expected_id != found_id:
             return index

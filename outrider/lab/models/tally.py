@@ -22,7 +22,7 @@ DRAFT_TEMPERATURES = (1.0, 0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
 """Temperatures at which a draft's alpha is measured, as multiples of the target's temperature. If the target's
 temperature is 0, they are used as they are. Each takes one more softmax of the draft's logits per token."""
 ESTIMATES = ("alpha", "bound", "coupled", "greedy", "drafted")
-"""Names of those fields of `Tally` whose means appear in each row of the report."""
+"""Names of the fields of `Tally` whose means each row of the report has."""
 
 DistributionAt = Callable[[SamplingParams], TokenDistribution | None]
 """Function that returns a drafter's distribution at one position, given sampling parameters; None = the drafter
@@ -36,9 +36,9 @@ class Estimate:
     """
 
     mean: float | None
-    """Mean of all values. None if there are no values."""
+    """Mean of all values; None = there are no values."""
     error: float | None
-    """Half the width of the 95 % interval. None if fewer than two prompts have values."""
+    """Half the width of the interval; None = fewer than two prompts have values."""
 
     @classmethod
     def of(cls, by_prompt: Sequence[Sequence[float]]) -> Estimate:
@@ -78,7 +78,7 @@ def half_width(moves: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class TargetToken:
-    """A token of the target's output with the target's distributions at its position."""
+    """A token of the target's output."""
 
     id: int
     position: int
@@ -86,7 +86,7 @@ class TargetToken:
     distribution: TokenDistribution
     """The target's distribution from which the token was drawn."""
     unfiltered: TokenDistribution
-    """The target's distribution at the same position with temperature 1 and without top-k, top-p and min-p."""
+    """The target's distribution at this position at temperature 1, without top-k, top-p and min-p."""
 
     def keeps(self, token_id: int, lenience: float) -> bool:
         """Return whether the draft token `token_id` would be accepted at this position at temperature 0.

@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from outrider.engine.files.model_files import check_folder
 
 CHECKED_TOKENS = (2, 64)
-"""Shape (number of texts, tokens of each) of the random texts on which the logits of both models are compared."""
+"""(batch size, length in tokens) of the random texts on which the logits of both models are compared."""
 
 
 class WideningError(ValueError):

@@ -23,9 +23,9 @@ class Ratio:
 
     median: float
     low: float
-    """Smallest ratio over the repeats."""
+    """Smallest ratio of the two speeds in any repeat."""
     high: float
-    """Largest ratio over the repeats."""
+    """Largest ratio of the two speeds in any repeat."""
 
     @classmethod
     def of(cls, speeds: Sequence[float], others: Sequence[float]) -> Ratio:
@@ -54,8 +54,8 @@ class Recommendation:
 
 
 def choose(speeds: Speeds) -> Recommendation:
-    """Recommend the fastest setting, or a simpler one if that is as fast within the noise (see TIE). One of the
-    settings must be PLAIN.
+    """Recommend the fastest setting, or a simpler one that is as fast within noise (see TIE). The settings must include
+    PLAIN.
     """
     fastest = _fastest(speeds, speeds)
     name = _simplest_tie(speeds, fastest)

@@ -36,10 +36,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of rounds of one pair of models, for several K."""
+    """Times of rounds of one pair, for several K."""
 
     by_k: Mapping[int, Cost]
-    """Times of a round with K draft tokens, by K. K ascends from 0."""
+    """Times of a round by K, in ascending order from K = 0."""
 
     @property
     def step_s(self) -> float:

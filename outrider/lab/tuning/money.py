@@ -28,7 +28,7 @@ _FORM = "write --price target=2.5,draft=0.4: what an hour of each one's device c
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Prices per hour of the target's device and of the draft's device, in any currency. Both are greater than 0."""
+    """Price per hour of the target's and of the draft's device, in any currency. Both are greater than 0."""
 
     target: float
     draft: float
@@ -61,7 +61,7 @@ class Price:
 
 @dataclass(frozen=True)
 class LoadPrices:
-    """Speeds of all deployments at one concurrency, with the prices of their devices."""
+    """Speeds and prices of all deployments at one concurrency."""
 
     concurrency: int
     """Number of requests that ran at a time."""
@@ -82,8 +82,8 @@ class LoadPrices:
         return gain.times(self.price.target / self.price.of(deployment))
 
     def tokens_per_money(self, deployment: str) -> float | None:
-        """Return the number of tokens that a deployment, or PLAIN, makes per unit of currency. None = its speed is
-        unknown because requests failed.
+        """Return the number of tokens that a deployment, or PLAIN, makes per unit of currency; None =
+        requests failed.
         """
         plain_tokens = HOUR_S * self.plain_tokens_per_s / self.price.target
         if deployment == PLAIN:
@@ -173,9 +173,7 @@ class Money:
 
 
 def tables(rows: Sequence[LoadPrices]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yield two tables, each as (title, column names, lines of cells): speeds, and tokens for the money. A line is one
-    concurrency.
-    """
+    """Yield (title, column names, lines of cells) of two tables: speeds, and tokens for the money."""
     names = list(rows[0].gains)
     speeds = list[list[str]]()
     tokens = list[list[str]]()

@@ -41,7 +41,7 @@ class Pass:
 
     @property
     def num_tokens(self) -> int:
-        """Number of output tokens, summed over all prompts."""
+        """Number of output tokens of all prompts."""
         return sum(answer.num_tokens for answer in self.answers)
 
     @property
@@ -72,7 +72,7 @@ class Workload:
     timeout_s: float
     """Maximum seconds of a request."""
     stop: StopFlag
-    """Flag that ends the measurement when it is set."""
+    """Flag that is set when the measurement should end."""
     _salt: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property

@@ -17,7 +17,7 @@ _MAX_DRAFT_TOKENS: int = GatewayConfig.model_fields["max_draft_tokens"].default
 
 
 def chain_name(k: int) -> str:
-    """Return the name of the setting in which the draft model proposes chains of `k` tokens. For k = 0 it is PLAIN."""
+    """Return the name of the setting in which the draft model proposes chains of `k` tokens; PLAIN for k = 0."""
     if not k:
         return PLAIN
     return f"K = {k}"
@@ -103,7 +103,5 @@ def gateway_settings(options: Speculation) -> dict[str, str]:
 
 
 def environment(settings: dict[str, str]) -> str:
-    """Return settings of a gateway as environment variables, "NAME=value NAME=value", to be put before a command in a
-    shell.
-    """
+    """Return settings of a gateway as environment variables (NAME=value ...) to write before a command in a shell."""
     return " ".join(f"OUTRIDER_GATEWAY_{name.upper()}={value}" for name, value in settings.items())

@@ -18,14 +18,14 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Results at one K (number of draft tokens per round)."""
+    """Results at one K."""
 
     k: int
     paper_speedup: float
     """Speed relative to plain decoding that theory predicts for this K: Theorem 3.8 of Leviathan et al. 2023, with the
     measured alpha and c of the pair."""
     tokens_per_s: float
-    """Measured output tokens per second: the median over the repeats of the measurement."""
+    """Measured output tokens per second: the median over the repeats."""
     speedup: Ratio
     """Measured speed relative to plain decoding."""
     tokens_per_round: float | None
@@ -47,7 +47,7 @@ class Study:
     """speeds[name][i]: tokens per second in repeat i, for each compared setting by name. The simplest setting comes
     first."""
     options: Mapping[str, Speculation]
-    """Speculation options of each compared setting, by the same names as in `speeds`."""
+    """Speculation options by the same names as in `speeds`."""
     refused: Mapping[str, str]
     """For each setting that the gateway refused, by name, the message of its error."""
     choice: Recommendation

@@ -28,7 +28,7 @@ def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
     """Return the fingerprint of a tokenizer: a SHA-256 hex digest of its vocabulary in the order of the ids (with added
     tokens) and of its special ids. Two tokenizers with the same fingerprint have the same tokens.
 
-    tokenizer_json: content of the file tokenizer.json. Raises ConfigError if it is no such file.
+    tokenizer_json: content of the file tokenizer.json. Raises ConfigError if it is not such a file.
     """
     vocabulary = _read(tokenizer_json)
     entries = list[list[object]]()  # [id, token, whether it is special]
@@ -41,8 +41,8 @@ def first_difference(target_json: bytes, draft_json: bytes) -> str | None:
     """Return a sentence on the lowest token id that differs between two tokenizers, either in its token or in whether
     that is special. None = no id differs.
 
-    target_json, draft_json: contents of the target's and the draft's tokenizer.json. Raises ConfigError if one of them
-    is no such file.
+    target_json, draft_json: contents of the target's and the draft's tokenizer.json. Raises ConfigError if either is
+    not such a file.
     """
     target = _read(target_json)
     draft = _read(draft_json)

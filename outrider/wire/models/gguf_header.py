@@ -24,11 +24,11 @@ VERSIONS = (2, 3)
 """Versions of the GGUF format that can be read. Version 1 (summer 2023) is not among them, since its counts have 32
 bits."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Format characters of Python's `struct`, by the number that a GGUF file uses for a scalar type."""
+"""Maps the number of a scalar type in a GGUF file to its format character in Python's `struct`."""
 TEXT = 8
-"""Number that a GGUF file uses for the type string."""
+"""Number of the type text (string) in a GGUF file."""
 ARRAY = 9
-"""Number that a GGUF file uses for the type array."""
+"""Number of the type list (array) in a GGUF file."""
 MAX_HEADER_BYTES = 64 << 20
 """Maximum bytes of a header. A vocabulary of 262,144 tokens with its merges takes 17 MiB."""
 MAX_ELEMENTS = 1 << 21
@@ -38,7 +38,7 @@ MAX_DIMENSIONS = 4
 ALIGNMENT = 32
 """Default alignment of the tensor data in bytes, set by the GGUF format."""
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
-"""Pattern for the end of a file's name if the file is one part of a split model. Its group is the number of parts."""
+"""Matches the end of the file name of one part of a split model; the group is the number of parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class GgufTensor:
     type_id: int
     """Number of the element type, a value of `gguf.GGMLQuantizationType`."""
     offset: int
-    """Position of the tensor's data in bytes, counted from the start of the data section, which follows the header."""
+    """Position of the tensor in bytes, counted from the start of the data section after the header."""
 
     @property
     def num_elements(self) -> int:
@@ -60,7 +60,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What the header of a GGUF file states about its model and tensors."""
+    """Header of a GGUF file."""
 
     path: Path
     architecture: str
@@ -69,9 +69,9 @@ class GgufHeader:
     """Metadata of the file by key, such as "llama.block_count". In place of an array of strings there is only its
     length."""
     tensors: dict[str, GgufTensor]
-    """What the header states about each tensor, by the tensor's name."""
+    """Entries of the tensors by their names."""
     num_data_bytes: int
-    """Number of bytes of the file's data section, which follows the header."""
+    """Number of bytes of the file after the header."""
 
     def stated(self, name: str) -> Any:
         """Return the metadata value with the key "<architecture>.<name>", for a name such as `block_count`. None = the
@@ -81,9 +81,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Return the header of a GGUF file. Raises ConfigError for a damaged file, and for a file that is only one part of
-    a split model.
-    """
+    """Return the header of a GGUF file. Raises ConfigError for a damaged file and for one part of a split model."""
     part = PART.search(path.name)
     if part is not None and int(part[1]) > 1:
         raise _parts_error(path, int(part[1]))

@@ -70,7 +70,7 @@ def local_folder(model: str) -> Path | None:
 
 
 def is_gguf(model: str) -> bool:
-    """Return whether the setting `model` names a GGUF file, either a local one or one on a hub."""
+    """Return whether the setting `model` names a GGUF file, on this machine or on a hub."""
     return model.lower().endswith(GGUF_SUFFIX)
 
 

@@ -13,8 +13,8 @@ from outrider.wire.errors import ConfigError
 
 SHARD_SUFFIX = ".safetensors"
 MAX_CONTAINERS = 1 << 21
-"""Maximum number of lists and objects in a JSON file. That many take 130 MB in Python. A tokenizer.json has one list
-per merge; Gemma 3's has half a million."""
+"""Maximum number of lists and objects in a JSON file; so many take 130 MB in Python. A tokenizer.json has one list per
+merge, in Gemma 3's case half a million."""
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:

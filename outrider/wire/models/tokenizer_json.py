@@ -18,10 +18,9 @@ from outrider.wire.models.model_json import parse_object
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Names of the special tokens that every tokenizer_config.json may define, in transformers' order."""
+"""Names of the special tokens that any tokenizer_config.json may have, in transformers' order."""
 SAMPLES = ("", "Hello hello", " \t\n  ", "0123456789")
-"""Texts that are encoded as a test when a tokenizer is loaded. A tokenizer that panics or raises on one of them is
-refused."""
+"""Texts that are encoded when a tokenizer is loaded. A tokenizer that panics or raises on one of them is refused."""
 MAX_TOKEN_ID = (1 << 20) - 1
 """Largest token id that is allowed. Tables with one entry per id are limited by it. The largest published vocabulary,
 XLM-V's, has 901,629 tokens."""
@@ -31,10 +30,10 @@ MAX_QUOTED = 400
 
 
 def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a tokenizer.json. Truncation and padding are switched off.
+    """Return the tokenizer of a tokenizer.json, without truncation and padding.
 
-    data: content of the file. name: file name, for errors. Raises ConfigError for a file that is no tokenizer.json, and
-    for a tokenizer that cannot encode one of `SAMPLES`.
+    data: content of the file. name: file name, for errors. Raises ConfigError for a file that is not a tokenizer.json,
+    and for a tokenizer that cannot encode one of `SAMPLES`.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
@@ -66,8 +65,8 @@ def read_special_tokens(config_json: bytes) -> dict[str, str]:
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens by name, given a parsed tokenizer_config.json. The standard names come
-    first, then the model's own names such as image_token, which chat templates may also use.
+    """Return the texts of the special tokens of a parsed tokenizer_config.json by name. The standard names come first,
+    then the model's own names such as image_token, which chat templates may use too.
     """
     # {"bos_token": "<s>", "image_token": {"content": "<image>"}}: {"bos_token": "<s>", "image_token": "<image>"}
     texts = dict[str, str]()
@@ -77,8 +76,8 @@ def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def named_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of the special tokens by name, given a parsed tokenizer_config.json. An entry is either a
-    text, or an object with the text in its field `content`.
+    """Return the entries of the special tokens of a parsed tokenizer_config.json by name. An entry is a text, or an
+    object with the text as `content`.
     """
     entries = dict.fromkeys(STANDARD_NAMES)
     for name, entry in config.items():
@@ -114,9 +113,7 @@ def fields_of(part: Any) -> dict[str, Any] | None:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Return whether the tokenizers library raised this error: an Exception, or a panic of its Rust code, which is no
-    subclass of Exception.
-    """
+    """Return whether an error came from the tokenizers library: an Exception, or a panic, which is not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

@@ -17,7 +17,7 @@ _KILL_TIMEOUT_S = 10.0
 _PR_SET_CHILD_SUBREAPER = 36
 """Option of prctl by which a process becomes the parent of its orphaned descendants."""
 LIBC: ctypes.CDLL | None = None
-"""The loaded C library, whose functions are called through ctypes. None on systems other than Linux."""
+"""The loaded C library; None on systems other than Linux."""
 if sys.platform == "linux":
     LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here, since little may safely be done in a forked child
 

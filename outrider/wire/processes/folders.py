@@ -54,12 +54,10 @@ def make_private(folder: Path) -> Path:
 
 
 def shared_folder() -> Path:
-    """Return the private folder with the locks that all workers of this user on this machine share. It is created if
-    necessary.
+    """Return the private folder for the locks of all workers of this user on this machine. Creates it.
 
     It is in the system's folder for temporary files. If another account has taken its name there, it is in
-    XDG_RUNTIME_DIR or in the cache folder. Raises ConfigError, with the fault of each, if none of the three can be
-    used.
+    XDG_RUNTIME_DIR or in the cache folder. Raises ConfigError if none of the three can be used, with each one's fault.
     """
     refusals = list[str]()
     for parent in _parents():
@@ -77,11 +75,11 @@ def shared_folder() -> Path:
 
 
 def parent_for_sockets(path: str) -> Path:
-    """Return a writable folder with a path short enough for a Unix socket below it. It is the folder for temporary
-    files if possible, otherwise another temporary folder of the system or of the user's session.
+    """Return a writable folder whose path is so short that a Unix socket below it has a valid path. It is the folder
+    for temporary files if possible, otherwise another temporary folder of the system or of the user's session.
 
-    path: the socket's path below the folder, such as /outrider-12345678/control.sock. Raises ConfigError if there is no
-    such folder.
+    path: part of the socket's path below the folder, such as /outrider-12345678/control.sock. Raises ConfigError if
+    there is no such folder.
     """
     temporary = Path(tempfile.gettempdir())
     others = [Path("/tmp"), Path("/var/tmp")]

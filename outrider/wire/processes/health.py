@@ -28,7 +28,7 @@ class CallOutcome(Enum):
     REFUSED = 5
     """The peer failed, broke a rule of the protocol, or ended the stream. Three in a row mark it as down."""
     LOST = _DOWN
-    """The peer made no step for longer than the hang watch allows. A single such outcome marks it as down."""
+    """The peer made no step for longer than the hang watch allows. A single one marks it as down."""
 
 
 FIRST_PAUSE_S = 0.5
@@ -114,7 +114,7 @@ class Health:
             self._pause(None)
 
     def restarted(self) -> None:
-        """Record that the peer's process was restarted. The peer may then be probed at once."""
+        """Record that the peer's process was restarted, so that it may be probed at once."""
         self._pause_end_s = self._clock()
 
     def _pause(self, probe: object | None) -> None:

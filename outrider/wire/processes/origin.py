@@ -26,7 +26,7 @@ class OriginHost:
 
     @classmethod
     def parse(cls, text: str) -> OriginHost | None:
-        """Parse the value of a `Host` header. Returns None if the text is not a host, such as user@name."""
+        """Parse the value of a `Host` header. Returns None for a text that is not a host, such as user@name."""
         found = _HOST_HEADER.fullmatch(text)
         if found is None:
             return None
@@ -54,7 +54,7 @@ class OriginHost:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a web page: scheme, host and port. `host.port` is never None if the scheme has a default port."""
+    """Origin of a web page: scheme, host and port. If the scheme has a default port, `host.port` is never None."""
 
     scheme: str
     host: OriginHost
@@ -89,7 +89,7 @@ class Origin:
 def read_origins(text: str) -> frozenset[Origin] | None:
     """Parse a setting that lists origins, separated by commas. Returns None for `*`, which allows any origin.
 
-    Raises ValueError that names the first entry that is not an origin.
+    Raises ValueError naming the entry that is not an origin.
     """
     origins = set()
     for part in _parts(text):
@@ -105,7 +105,7 @@ def read_origins(text: str) -> frozenset[Origin] | None:
 def read_host_names(text: str) -> frozenset[str] | None:
     """Parse a setting that lists host names, separated by commas. Returns None for `*`, which allows any host.
 
-    Raises ValueError that names the first entry that is not a host name.
+    Raises ValueError naming the entry that is not a host name.
     """
     names = set()
     for part in _parts(text):

@@ -15,8 +15,8 @@ pod reads a mounted Secret as a member of its group."""
 
 
 def warn_if_open(path: Path) -> None:
-    """Log a warning if the file's group may write it, or if accounts outside the group may read or write it. A file
-    that does not exist causes no warning.
+    """Log a warning if other accounts may read or write the file, or its group may write it. If the file does not
+    exist, there is no warning.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)

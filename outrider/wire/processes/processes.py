@@ -74,7 +74,7 @@ class Child:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         """The last lines of the child's log, at most TAIL_LINES."""
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        """Events that the child has reported and nobody has read yet, oldest first."""
+        """Events of the child that were not read yet, oldest first."""
         self._on_log = on_log
         self._notify = notify
         self._is_stop_requested = False
@@ -106,13 +106,11 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code of the child. None = it still runs; -N = signal N ended it."""
+        """Exit code of the child; None = it still runs, -N = signal N ended it."""
         return self.process.poll()
 
     def has_ended(self) -> bool:
-        """Return whether the child has ended. If it has, first wait up to a second until all its events are
-        in `events`.
-        """
+        """Return whether the child has ended. If so, wait up to a second until all its events are in `events`."""
         if self.returncode is None:
             return False
         self._readers[0].join(_READER_TIMEOUT_S)
@@ -161,8 +159,8 @@ class Child:
             self.process.wait()
 
     def close(self) -> None:
-        """Close the pipes to the child. Call it only after the child and all its descendants have ended: a descendant
-        may still hold the other ends of the pipes.
+        """Close the pipes to the child. Call it only after the child and all its descendants have ended, since they may
+        hold the other ends.
         """
         self._join_readers()
         for pipe in (self.process.stdout, self.process.stderr):
@@ -207,7 +205,7 @@ class Child:
 
 
 def write_event(event: Event) -> None:
-    """Write an event to stdout as one line of JSON. The parent process reads it with `Child`."""
+    """Write an event to stdout as one line of JSON, for a parent process that reads it by `Child`."""
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 

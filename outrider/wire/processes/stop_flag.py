@@ -25,14 +25,14 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def ignore_log_rotation() -> None:
-    """Ignore SIGUSR1 in this process. Tools for log rotation send it to make a process reopen its log file, but our
+    """Ignore SIGUSR1 in this process. Log rotation sends it so that a process opens its log file again, but our
     processes log to stderr. Call it in the main thread.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 class StopRequested(Exception):
-    """The current work should end, because the stop flag was set, usually by a signal."""
+    """The stop flag was set, usually by a signal, so that the current work should end."""
 
 
 class StopFlag:
@@ -100,8 +100,8 @@ class StopFlag:
             os.write(self._writer, b"\0")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the flag is set, `notify` is called, any signal arrives or `timeout_s` seconds have passed (None =
-        no limit). Return whether the flag is set.
+        """Wait until the flag is set, `notify` is called or any signal arrives, at most `timeout_s` seconds (None = no
+        limit). Return whether the flag is set.
 
         If several threads wait, `notify` wakes one of them, and setting the flag wakes all.
         """

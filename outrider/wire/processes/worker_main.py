@@ -22,9 +22,7 @@ from outrider.wire.telemetry.log import configure_logging, log_end
 
 
 class RunningWorker(Protocol):
-    """Interface of a running worker. The function `start_worker`, an argument of `run_worker`, returns an
-    object with it.
-    """
+    """Interface of a running worker, which the argument `start_worker` of `run_worker` must return."""
 
     @property
     def address(self) -> str:
@@ -48,7 +46,7 @@ class RunningWorker(Protocol):
         """
 
     def stop(self, grace_s: float = 2.0) -> None:
-        """Stop the worker's gRPC server and its engine. grace_s: seconds for which open calls may continue."""
+        """End the worker's gRPC server and its engine. grace_s: seconds for which open calls may continue."""
 
 
 def announce(**fields: object) -> None:
@@ -85,9 +83,9 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     """Run a worker until a signal or an error ends it. Return the exit code: 0 after a signal, 1 if it could not start
     or its engine ended.
 
-    name: name of the worker in logs. config_type: class of its settings. start_worker: starts a worker with the given
-    settings. argv: the command line without the program's name. A signal that arrives before the worker has started
-    ends the process at once.
+    name: name of the worker in logs. config_type: class of its settings. start_worker: starts the worker from its
+    settings. argv: the command line without the program. A signal before the worker has started ends the process at
+    once.
     """
     ignore_log_rotation()
     stop = StopFlag()

@@ -104,12 +104,12 @@ class Drafter(StrEnum):
     """NGRAM and a draft worker. Their draft tokens form one merged tree."""
     LOOKUP_AND_MODEL = "lookup", _BESIDE, _TREES
     MODEL_AND_MODEL = None, _BESIDE, "takes two pools of drafts, and a target that runs token trees"
-    """One draft worker from each pool of drafts. Their draft tokens form one merged tree."""
+    """One draft worker of each pool of drafts; their draft tokens form one merged tree."""
 
     @classmethod
     def parse(cls, label: str, name: str = "drafter") -> Drafter:
-        """Return the drafter with this label, in which `|` may stand for `+`. name: name of the parameter, for errors.
-        Raises InvalidRequest if there is no such label.
+        """Return the drafter with a label. The label may have `|` in place of `+`. name: name of the parameter, for
+        errors. Raises InvalidRequest for a text that is not a label.
         """
         try:
             return cls(label)
@@ -130,9 +130,7 @@ class Drafter(StrEnum):
 
     @property
     def own(self) -> Drafter | None:
-        """The part of this drafter that runs in the target, such as NGRAM for `ngram+model`. None = nothing
-        of it does.
-        """
+        """The part of this drafter that runs in the target, such as NGRAM for `ngram+model`; None = there is none."""
         if self._own_label is None:
             return None
         return Drafter(self._own_label)
@@ -161,7 +159,7 @@ class Drafter(StrEnum):
 
     @property
     def needs_prediction(self) -> bool:
-        """Whether this drafter copies from the request's prediction. Without one, the request is refused."""
+        """Whether this drafter copies from the request's prediction. A request with this drafter must have one."""
         return self.own is Drafter.PREDICTION
 
     @property

@@ -14,8 +14,8 @@ MAX_LEXER_STATES = 50_000
 of regular expressions took 0.1 to 0.7 kB each, so the limit is 35 MB at most. A string with a `maxLength` has 9 states
 per character, and reaches the limit after 5,500 characters."""
 MAX_ITEMS_IN_ROW = 2000
-"""Maximum number of parser items (ways to continue) at one byte of the output. An optional property of an object adds
-four. With 2,000 items one mask takes 4 ms to compute, and the time grows with the square of their number."""
+"""Maximum number of parser items (ways to continue) at one byte of the output. Each optional property of an object adds
+four. With 2,000 items a mask takes 4 ms; the time grows with the square of their number."""
 
 
 def parser_limits() -> dict[str, Any]:
@@ -33,8 +33,8 @@ def parser_limits() -> dict[str, Any]:
 
 
 def limit_reached(error: str) -> str | None:
-    """Return a sentence on the grammar limit that was exceeded, given the text of an error of llguidance. None = the
-    error is about something else.
+    """Return a sentence on the limit that was exceeded, given an error text of llguidance. None = the error is not
+    about a limit.
     """
     if "Current row has" in error:
         return f"it has too many ways to go on at one place, more than {MAX_ITEMS_IN_ROW} (MAX_ITEMS_IN_ROW)"

@@ -21,7 +21,7 @@ class LookaheadShape(NamedTuple):
     """Sizes of the window and the n-gram pool of lookahead decoding: W, N and G of Fu et al., 2024."""
 
     window: int
-    """W: number of columns of the window. A step makes one n-gram from each column."""
+    """W: number of columns of the window. Each column makes one n-gram per step."""
     ngram: int
     """N: number of tokens of an n-gram."""
     max_ngrams: int
@@ -31,7 +31,7 @@ class LookaheadShape(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> LookaheadShape:
         """Parse the setting `lookahead`, a text "W,N,G" such as "5,4,5": columns of the window, tokens of an n-gram,
-        and n-grams to verify per step. Raises ValueError with what is wrong and what to write.
+        and n-grams to verify per step. Raises ValueError with what is wrong.
         """
         numbers = _NUMBERS.fullmatch(text)
         if numbers is None:
@@ -48,9 +48,8 @@ class LookaheadShape(NamedTuple):
 
     @property
     def num_window_tokens(self) -> int:
-        """Number of tokens of the window that a step feeds beyond the committed tokens. (The window's first token is
-        the last committed token, so it is not counted.)
-        """
+        """Number of tokens of the window that a step feeds in addition to the committed tokens. (The first token of the
+        window is the last committed token, and does not count.)"""
         return self.window * (self.ngram - 1) - 1
 
     @property

@@ -27,8 +27,8 @@ MAX_CHOICES = 128
 MAX_DRAFT_TOKENS = 64
 """Largest possible K (`num_draft_tokens`), in tokens."""
 MAX_BEAM_TOKENS = 1 << 15
-"""Maximum number of output tokens of all beams of one search together. If the search moves to another target, a single
-message carries all of them, in up to 1 MiB."""
+"""Maximum number of output tokens of all beams of a search together. If a search moves to another target, one message
+holds them all, in up to 1 MiB."""
 MAX_SEED = 2**64
 """Number of possible seeds: 2 ** 64. The largest seed is one less."""
 ANY_VOCABULARY = 1 << 32
@@ -37,15 +37,15 @@ MAX_GRAMMAR_BYTES = 768 << 10
 """Maximum bytes (UTF-8) of a grammar. It must fit into a message of 1 MiB. A grammar that compiles within a second, the
 default limit of time, has at most about 350 KiB."""
 MAX_SALT_BYTES = 256
-"""Maximum bytes (UTF-8) of a `cache_salt`. The limit holds for the field of a request and for that of a slot."""
+"""Maximum bytes of a `cache_salt`, both of a request (UTF-8) and of a slot."""
 MAX_CORPUS_ID_BYTES = 32
 """Maximum bytes of a slot's `corpus_id`, a digest of 256 bits. The drafter `lookup` copies only from outputs of slots
 with the same id."""
 
 
 def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
-    """Parse the setting `draft_logprobs`: auto, full, topk or topk:N. Return (kind, N), where N is None if the text
-    gives no number. Raises ValueError for any other text.
+    """Parse the setting `draft_logprobs`: auto, full, topk or topk:N. Return (kind, N); N is None if the text has none.
+    Raises ValueError for any other text.
     """
     # "topk:64": (DraftLogprobs.TOPK, 64)
     name, colon, size = text.partition(":")
@@ -60,12 +60,12 @@ def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bounds of a numeric parameter. They are used for checks, and for the schema and documents of the HTTP API."""
+    """Bounds of a numeric parameter. Used for checks, and for the schema and the documents of the HTTP API."""
 
     low: float
     high: float
     above_low: bool = False
-    """Whether a value must be greater than `low`. False = it may also equal `low`."""
+    """Whether a value must be above `low`; False = `low` itself is allowed."""
     remedy: str = ""
     """Text that follows the bounds in the error, such as what to do instead. It may be empty."""
 
@@ -135,7 +135,7 @@ NOT_WITH_BEAMS = (
     "lenience",
     "grammar",
 )
-"""Fields of SamplingParams that a beam search restricts: the temperature must be 0, and all others must have their
+"""Fields of SamplingParams that a beam search does not allow: the temperature must be 0, the others must have their
 defaults."""
 
 
@@ -144,7 +144,7 @@ class BeamParams:
     """Parameters of a beam search, which `outrider.engine.speculation.beam` runs."""
 
     width: int
-    """Number of beams. The search returns as many choices."""
+    """Number of beams, which is also the number of choices."""
     length_penalty: float = 1.0
     """Exponent in the score of an output, which is the sum of its log-probs divided by length ** length_penalty."""
     early_stopping: EarlyStopping = EarlyStopping.FALSE
@@ -190,7 +190,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    """Penalty on tokens that occur in the prompt or the output. 1 = no penalty."""
+    """Penalty on tokens that occur in the prompt or the output; 1 = off."""
     presence_penalty: float = 0.0
     """Penalty on tokens that occur in the output, however often. 0 = no penalty."""
     frequency_penalty: float = 0.0
@@ -322,9 +322,7 @@ class SamplingParams:
             )
 
     def to_proto(self) -> pb.SamplingParams:
-        """Convert the parameters to a protobuf message. Optional fields that have their default value are
-        left unset.
-        """
+        """Convert the parameters to a protobuf message. Optional fields that have their default are left out."""
         return pb.SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -350,8 +348,8 @@ class SamplingParams:
 
     @classmethod
     def from_proto(cls, message: pb.SamplingParams) -> SamplingParams:
-        """Convert a protobuf message. Optional fields that are unset get their defaults. Numbers are not checked; call
-        `check` for that.
+        """Convert a protobuf message. Absent optional fields get their defaults. Numbers are not checked; call `check`
+        for that.
 
         Raises InvalidRequest for an unknown acceptance rule.
         """

@@ -17,7 +17,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Names of those sampling parameters that have the same name in generation_config.json and in a request."""
 MAX_TOKENS = "max_tokens"
 STATED = {name: name for name in SAMPLING} | {"max_new_tokens": MAX_TOKENS}
-"""Name in a request of each parameter that is read from generation_config.json, by its name in that file."""
+"""Maps the name of a parameter in generation_config.json to its name in a request."""
 
 
 def read_defaults(file: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:

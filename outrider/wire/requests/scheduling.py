@@ -25,10 +25,9 @@ class Scheduling:
     """
 
     caller: bytes = b""
-    """Digest that identifies the caller, at most 32 bytes. All requests with an empty digest count as those of one
-    caller."""
+    """Digest of the caller's identity, at most 32 bytes. Requests with an empty digest count as those of one caller."""
     weight: float = 1.0
-    """Share that this caller gets when callers compete, relative to a caller of weight 1; from 0.001 to 1000."""
+    """Share of the caller when several compete, relative to a caller of weight 1; from 0.001 to 1000."""
     priority: int = 0
     """Order among requests of the same caller: the one with the lower number runs first, as in vLLM."""
     max_tpot_ms: float | None = None
@@ -43,7 +42,7 @@ class Scheduling:
 
     @classmethod
     def from_proto(cls, message: pb.Scheduling) -> Scheduling:
-        """Convert a protobuf message and check its values. Raises InvalidRequest for a value that is not allowed."""
+        """Convert and check a protobuf message. Raises InvalidRequest for a value that is not allowed."""
         Range(0, MAX_CALLER_BYTES).check("bytes of caller", len(message.caller))
         if message.weight:
             WEIGHT.check("weight", message.weight)

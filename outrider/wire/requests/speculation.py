@@ -26,7 +26,7 @@ It is above 1 because the estimate leaves out costs (messages, memory that other
 with 8 to 64 slots on two cores. With 1.1, eight slots were 0.91 times as fast as plain decoding. With 1.4, draft tokens
 that pay are refused."""
 MAX_DRAFTS = 8
-"""Maximum number of draft workers that draft for one choice."""
+"""Maximum number of draft workers of one choice."""
 
 AUTO: Final = "auto"
 NumDraftTokens = int | Literal["auto"]
@@ -35,8 +35,8 @@ plain decoding. AUTO: each step verifies as many draft tokens as make it faster,
 
 
 def check_num_draft_tokens(value: object, name: str = "num_draft_tokens") -> NumDraftTokens:
-    """Return `value` if it is a valid K: a whole number from 0 to MAX_DRAFT_TOKENS, or AUTO. Raises InvalidRequest for
-    any other value. name: name of the parameter, for errors.
+    """Return `value` if it is a valid K: a whole number from 0 to MAX_DRAFT_TOKENS, or AUTO. name: name of the
+    parameter, for errors. Raises InvalidRequest for any other value.
     """
     if value == AUTO:
         return AUTO
@@ -107,7 +107,7 @@ class Speculation:
     """
 
     num_draft_tokens: NumDraftTokens = AUTO
-    """K, the number of draft tokens that a step may verify. It is AUTO if `tree` is given."""
+    """K, the number of draft tokens that a step may verify. Always AUTO if `tree` is given."""
     max_draft_tokens: int = 0
     """Maximum number of draft tokens, of all drafters together, that a step may verify. It limits K where that is AUTO,
     and the size of merged trees."""
@@ -121,7 +121,7 @@ class Speculation:
     """Whether draft and target alternate: the draft begins to draft only after the target's verdict. False = the draft
     drafts ahead while the target verifies."""
     draft_index: int = 0
-    """Index, among the choice's draft workers, of the one to which these parameters are sent."""
+    """Index of the draft worker that gets these parameters among the draft workers of the choice."""
     explain: bool = False
     """Whether the target's verdicts also explain which draft tokens were verified, and why no more were accepted."""
 
@@ -132,16 +132,14 @@ class Speculation:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether each step waits for a fixed number of draft tokens, given as K or as a tree. False = each step
-        verifies as many as make it faster.
+        """Whether each step waits for a fixed number of draft tokens (K, or a tree). False = it verifies as many as
+        make it faster.
         """
         return self.num_draft_tokens != AUTO or self.tree is not None
 
     @property
     def max_depth(self) -> int:
-        """Maximum number of draft tokens that a step may accept: the length of the longest chain, or the depth of the
-        tree.
-        """
+        """Maximum number of draft tokens that a step may accept: length of the longest chain, or depth of the tree."""
         if self.is_plain or self.tree is None:
             return self.chain_len(self.max_draft_tokens)
         return self.tree.depth
@@ -172,8 +170,8 @@ class Speculation:
 
     @classmethod
     def from_proto(cls, message: pb.Speculation, vocab_size: int) -> Speculation:
-        """Convert a protobuf message and check its values. vocab_size: vocabulary size, the upper limit of
-        `draft_topk`. Raises InvalidRequest for a value that is not allowed.
+        """Convert and check a protobuf message. vocab_size: vocabulary size, the limit of `draft_topk`. Raises
+        InvalidRequest for a value that is not allowed.
         """
         Range(0, MAX_DRAFT_TOKENS).check("max_draft_tokens", message.max_draft_tokens)
         num_draft_tokens = num_draft_tokens_from_proto(message.num_draft_tokens)

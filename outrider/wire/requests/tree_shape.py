@@ -11,7 +11,7 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 FORMS = 'children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4'
-"""Description of the texts that a tree's shape may be written as, for errors and documents."""
+"""Description of the texts that `TreeShape.parse` accepts, for errors and documents."""
 _WIDTHS = re.compile(r"[0-9]{1,4}(x[0-9]{1,4}){0,63}")
 _BEST = re.compile(r"best:([0-9]{1,4})x([0-9]{1,4})")
 
@@ -29,7 +29,7 @@ class TreeShape:
     """Maximum number of nodes. The nodes with the largest products of draft probabilities along their paths from the
     root are verified. 0 = the shape is given by `widths`."""
     max_depth: int = 0
-    """Maximum depth of a node. It is used only with `num_nodes`."""
+    """Maximum depth of a node, if `num_nodes` is given."""
 
     @classmethod
     def parse(cls, text: str, name: str = "tree") -> TreeShape:
@@ -60,7 +60,7 @@ class TreeShape:
 
     @property
     def max_nodes(self) -> int:
-        """Maximum number of nodes that the tree can have, not counting the root."""
+        """Maximum number of nodes that the tree may have, without the root."""
         # widths (4, 2, 1): 4 + 8 + 8 = 20
         if not self.widths:
             return self.num_nodes
@@ -113,8 +113,8 @@ class TreeShape:
 
     @classmethod
     def from_proto(cls, message: pb.TreeShape, name: str = "tree") -> TreeShape:
-        """Convert a protobuf message and check the shape. name: name of the field, for errors. Raises InvalidRequest
-        for a shape that is not allowed.
+        """Convert and check a protobuf message. name: name of the field, for errors. Raises InvalidRequest for a shape
+        that is not allowed.
         """
         shape = cls(tuple(message.widths), message.num_nodes, message.max_depth)
         shape.check(name)

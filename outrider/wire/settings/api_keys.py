@@ -17,7 +17,7 @@ from outrider.wire.settings.config import ContentControlTokens, Positive, locati
 from outrider.wire.settings.files import write_whole
 
 PREFIX = "or-"
-"""Text with which every API key begins."""
+"""Text at the start of every API key."""
 KEY_BYTES = 32
 """Number of random bytes in an API key."""
 MAX_FILE_BYTES = 4 << 20
@@ -50,11 +50,11 @@ class ApiKey(BaseModel):
     """SHA-256 of the key, in hexadecimal."""
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
-    """Maximum number of tokens per minute, counting prompts and outputs."""
+    """Maximum number of tokens per minute, prompts and outputs together."""
     max_concurrent: Positive | None = None
     """Maximum number of choices that run or wait at the same time."""
     weight: Annotated[float, Field(ge=WEIGHT.low, le=WEIGHT.high)] = 1.0
-    """Share that the key gets when several keys compete for the models, relative to a key of weight 1."""
+    """Share of the key when several keys compete, relative to a key of weight 1."""
     control_tokens_in_content: ContentControlTokens = "allow"
     """How texts that look like control tokens are read in this key's chats. text = as plain text, whatever the
     gateway's setting says; allow = as the gateway's setting control_tokens_in_content says."""
@@ -69,15 +69,13 @@ class _KeyFile(BaseModel):
 
 
 def new_key() -> str:
-    """Return a new API key with 256 random bits. The key is stored nowhere (the file of keys has only its hash), so
-    show it to the user at once.
-    """
+    """Return a new API key with 256 random bits. The key itself is not stored anywhere, so show it to the user now."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def digest_of(key: str) -> str:
-    """Return the SHA-256 of an API key, in hexadecimal. A fast hash is safe here, since a key of 256 random bits cannot
-    be guessed.
+    """Return the SHA-256 of an API key, in hexadecimal. A slow hash is not needed, since a key of 256 random bits
+    cannot be guessed.
     """
     return hashlib.sha256(key.encode()).hexdigest()
 

@@ -86,11 +86,11 @@ class _ProcessConfig(_Settings):
     host: str = "127.0.0.1"
     """Address to listen on."""
     tls_dir: str | None = None
-    """Folder with ca.pem, cert.pem and key.pem. With it every connection between processes uses TLS, and both ends show
-    a certificate of that CA. The files are read again when they change. Absent = no encryption, and every peer that
+    """Folder with ca.pem, cert.pem and key.pem: every connection between processes is then TLS, and both ends show a
+    certificate of that CA. The files are read again when they change. Absent = no encryption, and every peer that
     reaches the port is trusted."""
     drain_timeout_s: Annotated[float, Field(ge=0, le=86400)] = 5.0
-    """Seconds after SIGTERM for which running requests may continue here. New ones are sent elsewhere or refused."""
+    """Seconds that running requests may continue here after SIGTERM, while new ones are sent elsewhere or refused."""
     trace_endpoint: str | None = None
     """OTLP endpoint (gRPC) that receives spans, such as http://collector:4317; absent = no spans are made."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -145,8 +145,8 @@ class WorkerConfig(_ProcessConfig):
     allow_pickle: bool = False
     """Read a head's weights from .bin and .pt files too. Only tensors are unpickled (torch's weights_only)."""
     quantization: Literal["none", "int8"] = "none"
-    """int8: round weights to 8 bits at load, with one scale per output channel. A checkpoint that is quantised already
-    does not need it."""
+    """int8: round weights to 8 bits at load, with one scale per output channel. Not needed for a checkpoint that is
+    quantised already."""
     unpack_weights: bool = True
     """What happens to a quantised checkpoint for which the device has no kernels: true = its weights are unpacked at
     load, to 2 or 4 bytes each; false = it is refused."""
@@ -480,7 +480,7 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
 
 
 def read_chat_template(config: GatewayConfig) -> str | None:
-    """Return the content of the file that the setting `chat_template` names. None = the setting is absent. Raises
+    """Return the content of the file that the setting `chat_template` names; None = the setting is absent. Raises
     ConfigError if the file cannot be read.
     """
     if config.chat_template is None:
@@ -506,7 +506,7 @@ def check_variables(cls: type[BaseSettings]) -> None:
 
 def location_of(detail: Mapping[str, Any]) -> str:
     """Return the name of the setting that an error of pydantic is about, such as keys.0.name. It is empty if the error
-    is about several settings together.
+    is about several settings.
 
     detail: an item of pydantic's `ValidationError.errors()`.
     """
@@ -514,8 +514,7 @@ def location_of(detail: Mapping[str, Any]) -> str:
 
 
 def reason(detail: Mapping[str, Any]) -> str:
-    """Return the reason that an error of pydantic gives, without the prefix that pydantic adds, such as "Value error,
-    ".
+    """Return the reason that an error of pydantic gives, without pydantic's prefix such as "Value error, ".
 
     detail: an item of pydantic's `ValidationError.errors()`.
     """

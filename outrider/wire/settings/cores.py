@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Role = Literal["target", "draft"]
 MAX_CORES = 4096
-"""Maximum number of cores of a machine. Core numbers must be below it."""
+"""Maximum number of cores of a machine: core numbers are below it."""
 _CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 """Matches a core number or a range of core numbers, such as 3 or 0-7."""
 
@@ -120,5 +120,5 @@ def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, fl
 
 
 def format_cores(cores: Iterable[int]) -> str:
-    """Return core numbers in the form of the setting `cpu_cores`: {0, 2, 3} gives '0,2,3'."""
+    """Format core numbers for the setting `cpu_cores`: {0, 2, 3} gives '0,2,3'."""
     return ",".join(map(str, sorted(cores)))

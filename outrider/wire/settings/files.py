@@ -14,8 +14,8 @@ from outrider.wire.errors import ConfigError
 def write_whole(path: str | Path, content: bytes, *, private: bool) -> None:
     """Write `content` to a file. If that fails, leave the file as it was and raise ConfigError.
 
-    private: whether a new file can be read by its owner only. A file that is replaced keeps its owner, group and mode,
-    as far as this process may set them. If `path` is a link, the file to which it leads is replaced.
+    private: whether a new file is readable by its owner only. A file that is replaced keeps its owner, group and mode
+    if this process may set them. If `path` is a link, the file that it leads to is replaced.
     """
     real = Path(os.path.realpath(path))
     try:

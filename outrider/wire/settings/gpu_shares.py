@@ -21,9 +21,9 @@ OVERHEAD_BYTES = 2 << 30
 """Bytes of GPU memory that a worker is assumed to need besides weights and KV cache. Of these, sampling and acceptance
 take 1.8 GiB in a full step of 64 slots with a vocabulary of 128,256 (`loading.memory.decision_bytes`)."""
 UNPACKED_BYTES = 2
-"""Bytes per weight of a GGUF file after it was unpacked on a GPU, to bfloat16."""
+"""Bytes per weight of a GGUF file once it is unpacked on a GPU, as bfloat16."""
 MAX_INDEX_BYTES = 24 << 20
-"""Maximum bytes of a weights index (model.safetensors.index.json) that is read. The index of DeepSeek V3 has 9 MiB."""
+"""Maximum bytes of a weights index (model.safetensors.index.json) that is read. DeepSeek V3's has 9 MiB."""
 
 
 def gpu_shares(pools: Iterable[Pool]) -> dict[str, float]:
@@ -44,7 +44,7 @@ def gpu_shares(pools: Iterable[Pool]) -> dict[str, float]:
 
 
 def share_of(amount: float, total: float) -> float:
-    """Return the fraction `amount` / `total`, rounded down to two decimals."""
+    """Return `amount` divided by `total`, rounded down to two decimals."""
     return int(100 * amount / total) / 100
 
 

@@ -26,7 +26,7 @@ from outrider.wire.settings.cores import Role
 from outrider.wire.settings.variables import suggest
 
 Values = dict[str, Any]
-"""Settings by name as a file gives them, before they are checked."""
+"""Settings by name, as they stand in a file: values are not checked yet."""
 _Part = TypeVar("_Part", bound=WorkerConfig | GatewayConfig)
 MAX_COUNT = 1000
 """Maximum number of workers of a pool."""
@@ -49,7 +49,7 @@ class Pool(BaseModel):
     name: str
     role: Role
     worker: WorkerConfig
-    """Settings that every worker of the pool has."""
+    """Settings of every worker of the pool."""
     count: int = Field(default=1, le=MAX_COUNT)
     """Number of workers that are started at first."""
     min: int = Field(default=1, le=MAX_COUNT)
@@ -57,12 +57,13 @@ class Pool(BaseModel):
     max: int = Field(default=1, le=MAX_COUNT)
     """Maximum number of workers; the pool grows to it when the load is high. Absent = count."""
     labels: dict[str, str] = {}
-    """Ray label selector, by label name. The workers run only on machines whose labels match it."""
+    """Ray label selector, by label name: the workers run only on machines whose labels match."""
     num_cpus: float | None = Field(default=None, gt=0)
     """Number of CPUs that Ray reserves for each worker. The worker is pinned to as many cores."""
     num_gpus: float | None = Field(default=None, gt=0)
-    """Number of GPUs that Ray reserves for each worker; with a fraction, workers share a GPU. With tensor_parallel N it
-    is N."""
+    """Number of GPUs that Ray reserves for each worker; a fraction = workers share a GPU. With tensor_parallel N it is
+    N.
+    """
     model_name: str | None = None
     """For a pool of targets: the id under which the model is served; None = the model's own id."""
     serves: tuple[str, ...] = ()
@@ -102,14 +103,12 @@ class Pool(BaseModel):
 
     @property
     def has_model(self) -> bool:
-        """Whether the pool's workers run a model. False = they draft from tables, which takes little of their
-        machine.
-        """
+        """Whether the pool's workers run a model. False = drafts from tables, which need little of their machine."""
         return not isinstance(self.worker, DraftConfig) or self.worker.has_model
 
     @property
     def drafter_or_model(self) -> str:
-        """Name of the pool's model for messages. For drafts without a model it is the name of their drafter."""
+        """Name of the pool's model for messages; for drafts without a model, their drafter."""
         if isinstance(self.worker, DraftConfig) and not self.worker.has_model:
             return f"{self.worker.drafter}, without a model"
         return self.worker.model
@@ -149,10 +148,9 @@ def setting_of(role: Role, name: str) -> str:
 
 
 def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[Pool, ...]:
-    """Check the settings of a system's pools, and return the pools, targets first.
+    """Check the settings of a system's pools and return the pools, targets first.
 
-    targets, drafts: settings of each pool, by the pool's name. Raises ConfigError with the names of the pool and of the
-    setting.
+    targets, drafts: settings of each pool by its name. Raises ConfigError with the names of pool and setting.
     """
     target_pools = dict[str, Pool]()
     for name, values in targets.items():

@@ -30,7 +30,7 @@ _FROM_ADDRESSES = frozenset({"target", "draft", "target_for_draft", "registry"})
 FROM_POOLS = _FROM_ADDRESSES | {"model_name"}
 """Names of those gateway settings that follow from the pools. Environment variables for them are ignored."""
 START_TIMEOUT_S = 900.0
-"""Maximum seconds that workers may take to load their models and start."""
+"""Maximum seconds for workers to load their models and start."""
 NODE_TIMEOUT_S = 300.0
 """Maximum seconds for which the start waits until the cluster has machines with the CPUs and GPUs that the workers
 need."""
@@ -41,14 +41,12 @@ DEMO_NAME = "outrider-demo"
 
 
 class RayConfig(BaseModel):
-    """Settings of Ray, which places the workers on machines, and of the registry, from which gateways get the list of
-    workers.
-    """
+    """Settings of Ray, which places the workers, and of the registry, from which gateways get the list of workers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     address: str | None = None
-    """Address of a running Ray cluster, or "auto". Absent = start Ray on this machine, and stop it with the system."""
+    """Address of a running cluster, or "auto"; absent = start Ray on this machine and end it with the system."""
     name: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
     """Name of the system on the cluster. If it is given, workers outlive a launcher that was killed, and the next
     launcher of that name takes them over; targets with tensor_parallel end nevertheless. Absent = workers end with
@@ -62,14 +60,14 @@ class RayConfig(BaseModel):
 
     @property
     def workers_outlive_launcher(self) -> bool:
-        """Whether workers keep running after their launcher has ended. The next launcher with the same name then takes
+        """Whether workers keep running after their launcher has ended, until the next launcher of the same name takes
         them over.
         """
         return self.name is not None and self.address is not None
 
 
 class ScalingConfig(BaseModel):
-    """Thresholds of the load at which a pool with min < max grows or shrinks."""
+    """Thresholds at which a pool with min < max grows and shrinks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -102,15 +100,15 @@ class SystemConfig:
     """Settings of a whole system: its pools of workers, Ray, and the gateways."""
 
     pools: tuple[Pool, ...]
-    """All pools of workers. The pools of targets come first."""
+    """All pools of workers, the pools of targets first."""
     ray: RayConfig | None
-    """Settings of Ray. None = workers are plain processes on this machine, without Ray."""
+    """Settings of Ray; None = workers are plain processes of this machine."""
     scaling: ScalingConfig
     gateways: int
     """Number of gateways."""
     gateway: Values
-    """Settings of all gateways, as the user gave them. The workers' addresses are not among them; `gateway_config` adds
-    these."""
+    """Settings of every gateway as the user gave them. They lack the workers' addresses, which `gateway_config`
+    adds."""
     gpu_memory_utilization: float | None = None
     """Fraction of each GPU's memory that all its workers may take together. None = GPU_FRACTION; a worker that is alone
     on its GPU then takes that fraction of the free memory."""
@@ -230,7 +228,7 @@ class SystemConfig:
 
 
 def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
-    """Return the settings of a gateway process: the system's settings for gateways, with the workers' addresses added.
+    """Return the settings of a gateway process, made of the system's settings and the workers' addresses.
 
     values: `SystemConfig.gateway`. workers: either the setting `registry`, or the settings `target`, `draft` and
     `model_name`. Raises ConfigError.
@@ -414,7 +412,7 @@ def _first_worker_flag(flags: Values) -> str | None:
 
 
 def flag_of(role: str, name: str) -> str:
-    """Return the flag of `outrider up` for a worker's setting, such as "--draft-cores" for the draft's cpu_cores."""
+    """Return the flag of `outrider up` for a worker's setting: "--draft-cores" for cpu_cores of the draft."""
     if name == "dtype":  # one flag for both workers
         return "--dtype"
     if name in ("model", "drafter", "drafter_text"):

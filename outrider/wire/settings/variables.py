@@ -28,7 +28,7 @@ _OTHER_NAMES = (
     "REAL_MODEL"
 )
 OTHER_VARIABLES = frozenset(f"OUTRIDER_{name}" for name in _OTHER_NAMES.split())
-"""Names of all OUTRIDER_ environment variables that are not settings of a target, draft or gateway."""
+"""Names of the OUTRIDER_ environment variables that are not settings of target, draft or gateway."""
 
 
 def check_names(cls: type[BaseSettings], parts: Sequence[type[BaseSettings]]) -> None:
@@ -78,7 +78,7 @@ def _is_of_kubernetes(key: str) -> bool:
 
 
 def part_of(cls: type[BaseSettings]) -> str:
-    """Return the name of the process whose settings the class has: target, draft or gateway."""
+    """Return the name of the process whose settings a class holds: target, draft or gateway."""
     return str(cls.model_config["env_prefix"]).removeprefix("OUTRIDER_").removesuffix("_").lower()
 
 

@@ -31,12 +31,11 @@ LogFormat = Literal["text", "json"]
 Fields = Mapping[str, str | int | float | None]
 
 GATEWAY = "gateway"
-"""Name of the gateway's process in logs. It is the only process that sees users' text; workers see only token ids."""
+"""Name of the gateway's process in logs. Only the gateway sees users' text; workers see token ids."""
 PIPE_BYTES = 1 << 20
-"""Size in bytes of the pipe through which stderr is read. On Linux it is the maximum for a process without
-privileges."""
+"""Size in bytes of the pipe from which stderr is read: the maximum for a process without privileges on Linux."""
 LINE_START = '{"time": "'
-"""Text with which every line of JsonFormatter begins."""
+"""Text at the start of every line that JsonFormatter makes."""
 _MACHINE_ERRORS = (OSError, MemoryError, ImportError)
 """Classes of exceptions whose messages are logged, since they quote nothing that a user sent."""
 _writer: LogWriter | None = None
@@ -51,8 +50,8 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def log_extra(**fields: str | int | float | None) -> dict[str, Fields]:
-    """Return the argument `extra` of a log call, with fields (such as slot or member) to add to the line. Only JSON
-    lines show them; text lines do not.
+    """Return the argument `extra` for a log call, which adds fields such as slot or member to the line. They appear in
+    JSON lines only, not in text lines.
     """
     return {"fields": fields}
 
@@ -109,7 +108,7 @@ def adopt_loggers() -> None:
 
 
 def log_end(process: str, message: str) -> None:
-    """Log why this process ends, as its last line. In the text format the line has no time and no level."""
+    """Log why a process ends, as its last line. In text it has no time and no level."""
     if _is_json():
         get_logger(process).critical("%s", message)
     elif _writer is None:
@@ -119,8 +118,8 @@ def log_end(process: str, message: str) -> None:
 
 
 def num_dropped_lines() -> int:
-    """Return the number of lines of this process's log that were lost, because the reader of the log was too slow or
-    its disk was full.
+    """Return the number of lines of this process's log that were dropped, because the log was not read in time or its
+    disk was full.
     """
     if _writer is None:
         return 0
@@ -154,8 +153,8 @@ def describe(error: BaseException, *, in_worker: bool = False) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a log record as one line of text, with control characters escaped. If the record has an exception, its
-    traceback follows.
+    """Formats a log record as one line of text with control characters escaped, then the traceback of its exception, if
+    it has one.
     """
 
     def __init__(self, process: str) -> None:
@@ -231,10 +230,9 @@ def _get_writer() -> LogWriter:
 
 
 def stderr_writer(format_dropped: Callable[[int], str]) -> LogWriter:
-    """Return a writer for the file to which stderr leads now. It also makes sure that C libraries do not block when
-    they write to stderr.
+    """Return a writer for the file that stderr currently leads to. It also keeps C libraries from blocking on stderr.
 
-    format_dropped: returns the log line that reports a number of dropped lines.
+    format_dropped: returns the log line that reports a given number of dropped lines.
     """
     others = [2]
     with suppress(OSError):  # stdout is closed

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 MAX_WAITING_LINES = 4096
-"""Maximum number of lines in the queue of a `LogWriter`. That many lines about requests take some 600 KB."""
+"""Maximum number of lines in the queue. So many lines about requests take some 600 KB."""
 FLUSH_S = 1.0
 """Maximum seconds that a process waits at its end until its last lines are written."""
 
 
 class LogWriter:
-    """Writes log lines to a file descriptor on a thread of its own. If the queue is full or a line cannot be written,
-    the line is dropped and counted.
+    """Writes log lines to a file descriptor on its own thread. A line is dropped and counted if the queue is full or
+    the line cannot be written.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from outrider.wire.kinds import TokenKind
 from outrider.wire.telemetry.log import num_dropped_lines
 
 WINDOW_S = 60
-"""Length in seconds of the time over which `spec_acceptance_rate` is computed."""
+"""Length in seconds of the time window over which `spec_acceptance_rate` is computed."""
 
 
 class AcceptanceWindow:
@@ -60,7 +60,7 @@ class AcceptanceWindow:
 
 
 class AcceptanceRates(Collector):
-    """Prometheus collector of the series `spec_acceptance_rate`. It has one AcceptanceWindow per pair of models."""
+    """Collector of the series `spec_acceptance_rate`, with one window per pair of models."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], AcceptanceWindow] = {}
@@ -71,7 +71,7 @@ class AcceptanceRates(Collector):
         return self._windows.setdefault((target, draft), AcceptanceWindow())
 
     def forget(self, target: str, draft: str) -> None:
-        """Remove the window, and so the series, of a pair of models that is no longer served."""
+        """Remove the window of a pair of models that is no longer served."""
         self._windows.pop((target, draft), None)
 
     def collect(self) -> Iterable[Metric]:
@@ -117,8 +117,8 @@ FEATURE_FATES = ("sent", "dropped", "received")
 """Values of the label `fate`, which says what happened to the hidden states that a target makes for heads."""
 
 SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
-"""Upper bounds, in seconds, of the buckets of every histogram of times. The last bound, 1049 s, is above the default of
-`request_timeout_s` (600 s), since the time to the first token includes the queue."""
+"""Upper bounds, in seconds, of the buckets of every histogram of times. The last, 1049 s, is above the default of
+`request_timeout_s` (600 s), because the time to the first token includes the queue."""
 
 
 class GatewayMetrics:
@@ -367,9 +367,7 @@ class ChoiceMetrics:
 
 
 class WorkerMetrics:
-    """Prometheus series of a draft or target worker. Those named outrider_worker_... have the label `worker`, which is
-    "draft" or "target".
-    """
+    """Prometheus series of a worker. Those named outrider_worker_... have the label `worker`: "draft" or "target"."""
 
     def __init__(self, worker: str) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
@@ -494,9 +492,7 @@ class WorkerMetrics:
         and target had the same most likely token when they were paired. Compare it with the acceptance by position."""
 
     def forget_link(self, peer: str) -> None:
-        """Remove the series of the connection to `peer`, which was closed. Otherwise their number would grow with every
-        connection.
-        """
+        """Remove the series of the closed connection to `peer`, so that their number does not grow for ever."""
         for fate in FEATURE_FATES:
             for series in (self.feature_rows, self.feature_bytes):
                 series.labels(peer=peer, fate=fate)  # `remove` needs it to exist

@@ -25,7 +25,7 @@ from outrider.wire.errors import ConfigError
 MAX_QUEUED = 2048
 """Default of OTEL_BSP_MAX_QUEUE_SIZE: maximum number of spans that wait to be sent. Spans beyond it are dropped."""
 CLOSE_S = 1.0
-"""Maximum seconds that a process waits at its end for its last spans to be sent."""
+"""Maximum seconds that a process waits at its end until its last spans are sent."""
 COMPLAIN_S = 60.0
 """Minimum seconds between two log lines about a collector that does not reply."""
 Attributes = Mapping[str, str | int]
@@ -34,7 +34,7 @@ _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-
 
 
 def round_span_id(ticket: int, committed_len: int) -> int:
-    """Return the span id of a round. Gateway and workers compute it independently, so that it need not be sent.
+    """Return the span id of a round. Gateway and workers compute the same id, so that none has to send it.
 
     ticket: number of the lease. committed_len: number of committed tokens before the round.
     """
@@ -188,7 +188,7 @@ class Spans:
 
 
 class OpenSpan:
-    """A span that has begun and not yet ended."""
+    """A span that has begun and has not ended yet."""
 
     __slots__ = ("_span", "_spans", "_start_ns", "place")
 
@@ -221,14 +221,14 @@ def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) 
 
 
 def resource_attributes(service: str) -> dict[str, str]:
-    """Return the attributes of this process as an OpenTelemetry resource: service.name, and service.instance.id with
-    host name and pid. service: "gateway", "draft" or "target".
+    """Return the attributes of this process's OpenTelemetry resource: service.name and service.instance.id (host name
+    and pid). service: "gateway", "draft" or "target".
     """
     return {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
 
 
 def not_installed(endpoint: str) -> ConfigError:
-    """Return the error to raise if `trace_endpoint` is set to `endpoint` but OpenTelemetry is not installed."""
+    """Return the error to raise if `trace_endpoint` is set but OpenTelemetry is not installed."""
     return ConfigError(
         f"trace_endpoint is {endpoint!r} and OpenTelemetry is not installed; pip install 'outrider[trace]', "
         "or leave trace_endpoint out",
@@ -237,7 +237,7 @@ def not_installed(endpoint: str) -> ConfigError:
 
 
 def shut_down(provider: Any, exporter: Any) -> None:
-    """End an OpenTelemetry provider. First send what is in its queue, waiting at most CLOSE_S seconds."""
+    """Send what is queued at an OpenTelemetry provider, waiting at most CLOSE_S seconds, and end the provider."""
     timer = threading.Timer(0.8 * CLOSE_S, exporter.shutdown)  # ends a call that is in progress
     timer.daemon = True
     timer.start()
@@ -246,7 +246,7 @@ def shut_down(provider: Any, exporter: Any) -> None:
 
 
 def limit_exporter_log() -> None:
-    """Limit what OpenTelemetry's SDK logs about a collector that does not reply: to one line in COMPLAIN_S seconds."""
+    """Limit the log lines of OpenTelemetry's SDK about a collector that does not reply: one in COMPLAIN_S seconds."""
     logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").addFilter(_seldom)
 
 

@@ -19,7 +19,7 @@ only the HTTP address."""
 
 
 def is_host_port(text: str) -> bool:
-    """Return whether the text is host:port and nothing more. Then a URL made from it has no user, path or query."""
+    """Return whether the text is host:port and nothing else. A URL made from such a text has no user, path or query."""
     found = _HOST_PORT.fullmatch(text)
     return found is not None and int(found[3]) <= _MAX_PORT
 
@@ -33,18 +33,18 @@ def is_loopback(host: str) -> bool:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """Return "host:port". An IPv6 address is put into brackets."""
+    """Return host:port as one text. An IPv6 address is put into brackets."""
     if ":" in host:
         return f"[{host}]:{port}"
     return f"{host}:{port}"
 
 
 def bind_all(host: str, port: int, option: str) -> list[socket.socket]:
-    """Return one bound socket for each address of `host`, all with the same port. port: 0 = take a free port. option:
-    name of the port's command-line option, for the error.
+    """Return one socket per address of `host`, all bound to the same port. port: 0 = take a free port. option: name of
+    the port's command-line option, for the error.
 
-    An address that this machine does not have (localhost's IPv6 address on some machines) is left out if `host` has
-    other addresses. Raises ConfigError if a socket cannot be bound.
+    An address that this machine does not have is left out if `host` has others; on some machines that is localhost's
+    IPv6 address. Raises ConfigError if a socket cannot be bound.
     """
 
     listeners = list[socket.socket]()
@@ -102,8 +102,8 @@ def check_free(host: str, port: int, option: str) -> None:
 
 
 def next_free(host: str, port: int, used: Collection[int | None] = ()) -> int:
-    """Return the first free port above `port` that is not in `used`. Return 0 if there is none; a server that listens
-    on port 0 takes any free port. Raises ConfigError if `host` is not an address of this machine.
+    """Return the first free port above `port` that is not in `used`. If there is none, return 0, with which a server
+    takes any free port. Raises ConfigError if `host` is not an address of this machine.
     """
     for candidate in range(port + 1, _MAX_PORT + 1):
         if candidate in used:
@@ -119,10 +119,10 @@ def next_free(host: str, port: int, used: Collection[int | None] = ()) -> int:
 
 
 def cannot_listen(host: str, port: int, error: OSError, option: str) -> ConfigError:
-    """Return the error for a socket that could not be bound to host:port. Its `param` is "host" or "port", whichever of
-    the two the user must change.
+    """Return the ConfigError for a socket that could not be bound to host:port. The error's `param` is "host" or
+    "port", whichever the user must change.
 
-    error: the error that binding raised. option: name of the port's command-line option.
+    error: the error of the socket. option: name of the port's command-line option.
     """
     param = "port"
     remedy = f"choose another with {option}"

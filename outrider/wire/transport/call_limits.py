@@ -58,9 +58,7 @@ class CallLimits:
 
     @contextmanager
     def one(self, caller: str) -> Iterator[None]:
-        """Context manager: count a call of `caller` as open during the block. Raises Overloaded if a limit is
-        reached.
-        """
+        """Context manager: count an open call of `caller` during the block. Raises Overloaded if a limit is reached."""
         total = self._num_open.total()
         own = self._num_open[caller]
         if total >= self._total or own >= self._share:
@@ -116,9 +114,7 @@ def _caller_of(context: Any) -> str:
 
 
 class LimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """gRPC interceptor that applies the limits of this module to every call of a server, before the call's message is
-    read.
-    """
+    """Interceptor that applies the limits to every call of a server, before the call's message is read."""
 
     def __init__(self) -> None:
         looking = CallLimits("calls watch health or ask for services", MAX_WATCHING_CALLS, MAX_WATCHING_CALLS // 4)

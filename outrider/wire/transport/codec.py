@@ -33,7 +33,7 @@ class DenseDistributions:
     num_rows: int
     """Number of distributions."""
     data: bytes
-    """Log-probs [num_rows, vocab_size] as bytes, little-endian float32."""
+    """Log-probs as bytes: float32 [num_rows, vocab_size], little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class SparseDistributions:
     """
 
     support_sizes: tuple[int, ...]
-    """Number of tokens that each distribution has."""
+    """Number of tokens of each distribution."""
     ids: bytes
-    """Token ids [sum(support_sizes)] of all distributions as bytes, little-endian int32."""
+    """Token ids as bytes: int32 [sum(support_sizes)], little-endian."""
     log_probs: bytes
-    """Log-probs [sum(support_sizes)] of these tokens as bytes, little-endian float32."""
+    """Log-probs of these tokens as bytes: float32 [sum(support_sizes)], little-endian."""
 
     @property
     def num_rows(self) -> int:
@@ -59,16 +59,12 @@ Rows = DenseDistributions | SparseDistributions
 
 
 def float32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
-    """Return a protobuf message with a float32 tensor of this shape. data: the tensor's elements as
-    little-endian bytes.
-    """
+    """Return a protobuf message with a float32 tensor. data: the tensor's elements as little-endian bytes."""
     return pb.Tensor(dtype=pb.TENSOR_DTYPE_FLOAT32, shape=shape, data=data)
 
 
 def int32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
-    """Return a protobuf message with an int32 tensor of this shape. data: the tensor's elements as
-    little-endian bytes.
-    """
+    """Return a protobuf message with an int32 tensor. data: the tensor's elements as little-endian bytes."""
     return pb.Tensor(dtype=pb.TENSOR_DTYPE_INT32, shape=shape, data=data)
 
 

@@ -59,8 +59,8 @@ class HangWatch:
         """Time at which the worker last made a step or had no work."""
 
     def note_step(self, num_steps: int, longest_step_s: float, now: float) -> None:
-        """Record a report that arrived from the worker at time `now`. num_steps: number of steps that the worker has
-        made since its start. longest_step_s: seconds of its longest recent step.
+        """Record a report of the worker at time `now`. num_steps: number of steps that it has made since its start.
+        longest_step_s: seconds of its longest recent step.
         """
         self._longest_step_s = longest_step_s
         if num_steps != self._num_steps:

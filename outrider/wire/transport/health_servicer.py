@@ -17,8 +17,8 @@ Status = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
-    """Servicer of gRPC's health service (its methods Check and Watch). Use it on one event loop only, since it has no
-    lock.
+    """Servicer of the methods Check and Watch of gRPC's health service. It has no lock, so use it on one event loop
+    only.
     """
 
     def __init__(self, services: Collection[str]) -> None:

@@ -40,8 +40,8 @@ def pin_process(cpu_cores: str | None) -> frozenset[int]:
 
 
 def split_evenly(cores: Iterable[int], num_parts: int) -> list[frozenset[int]]:
-    """Split cores into `num_parts` sets of neighbouring cores of about equal size. If there are fewer cores than parts,
-    every part gets all cores.
+    """Split cores into `num_parts` sets of neighbouring cores. If there are fewer cores than parts, each part gets all
+    cores.
     """
     # 5 cores in 2 parts: {0, 1} and {2, 3, 4}
     ordered = sorted(cores)
@@ -67,5 +67,5 @@ def prepare_process(cpu_cores: str | None) -> frozenset[int]:
 
 
 def new_epoch() -> int:
-    """Return a new random epoch, the number of a worker's life. It has 64 bits and is never 0."""
+    """Return a new epoch, the number that identifies one life of a worker: 64 random bits, never 0."""
     return int.from_bytes(os.urandom(8), "little") | 1

@@ -34,12 +34,12 @@ class Role(Enum):
 
     @property
     def uri(self) -> str:
-        """URI that stands for this role in a certificate. Servers check it in the certificates of their callers."""
+        """URI that stands for the role in a certificate. Servers check it."""
         return f"{_PREFIX}{self.value}"
 
     @property
     def host_name(self) -> str:
-        """Host name that stands for this role in a certificate. Callers check it in the certificates of servers."""
+        """Host name that stands for the role in a certificate. Callers check it."""
         return f"{self.value}.{_DOMAIN}"
 
 

@@ -41,21 +41,20 @@ PING_TIMEOUT_MS = 10_000
 `hang_watch.MIN_SILENCE_S`, because a process that gets no CPU time does not reply to pings either. The hang watch
 decides whether such a process hangs."""
 LINK_KEEPALIVE: Options = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_permit_without_calls", 1)]
-"""gRPC options for keepalive pings every 2 s. They are used between our processes, and by our servers."""
+"""gRPC options for keepalive pings (every 2 s), for connections between our processes and for our servers."""
 _TOKEN_ID_BYTES = 5
 """Maximum bytes of a uint32 in a protobuf message."""
 CONTROL_BYTES = 1 << 20
 """Maximum bytes of a message on a Control stream without its token ids (sampling parameters and small items), and of a
 WorkerInfo message. A message of this size occupies a worker's event loop for some 30 ms."""
 MAX_CONNECTIONS = 4096
-"""Maximum number of connections to one server. Further connections are refused. The handshakes of so many take some 200
-MB of memory."""
+"""Maximum number of connections to one server; further ones are refused. The handshakes of so many take some 200 MB."""
 SPARE_FILES = 256
 """Number of file descriptors that users' connections may not take. An idle gateway with one target has 21 open."""
 MAX_CALLS_OF_CONNECTION = 1024
-"""Maximum number of open calls on one connection. A client that has as many waits before it opens another."""
+"""Maximum number of open calls on one connection. Clients wait before they open another."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
-"""Milliseconds that the handshake of a new connection may take. The connection is closed if it takes longer."""
+"""Milliseconds after which a new connection is closed if its handshake has not been completed."""
 MAX_METADATA_BYTES = 16 * 1024
 """Maximum bytes of a call's metadata. A call with more is refused with RESOURCE_EXHAUSTED."""
 MAX_ERROR_BYTES = 1300
@@ -248,8 +247,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def tune_malloc() -> None:
-    """Configure glibc's allocator to keep large buffers that were freed. By default it returns 2.5 MB to the kernel
-    after every message and gets them back for the next one, which is 3 times as slow.
+    """Configure glibc's allocator to keep freed large buffers in this process. By default it returns 2.5 MB to the
+    kernel after every message and gets them again for the next, which is 3 times as slow.
     """
     if sys.platform != "linux":
         return
@@ -269,8 +268,8 @@ def describe_failure(error: grpc.aio.AioRpcError) -> str:
 
 
 def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata for an error, which a server sends in addition to gRPC's code and message: the
-    error's parameter, the seconds after which to retry, and OpenAI's error code.
+    """Return the trailing metadata that is sent with an error in addition to gRPC's code and message: the parameter,
+    the seconds to wait, and OpenAI's error code.
     """
     trailers: list[tuple[str, str]] = []
     if error.param is not None:
@@ -292,11 +291,11 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """gRPC interceptor that ends a call with the matching status if its servicer raises an OutriderError, or if a
+    """Interceptor that ends a call with the matching gRPC status if its servicer raises an OutriderError, or if a
     request is not a valid message.
 
-    max_control_bytes: maximum bytes of a message on a Control stream. A longer message is refused before it is parsed.
-    None = no limit.
+    max_control_bytes: maximum bytes of a message on a Control stream; a longer one is refused before it is parsed. None
+    = no limit.
     """
 
     def __init__(self, max_control_bytes: int | None = None) -> None:

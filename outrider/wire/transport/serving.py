@@ -31,11 +31,11 @@ MAX_CONCURRENT_CALLS = MAX_CONNECTIONS
 calls meet a lower limit first: those of `call_limits`, or those of the gateway's APIs."""
 
 WORKER_WINDOW_BYTES = 1 << 20
-"""Number of bytes of a message that may arrive at a worker's server before its servicer begins to read it. A
-distribution over a whole vocabulary has half a megabyte, and should not take another round trip."""
+"""Number of bytes of a message that a worker's server may receive before its servicer reads it. A distribution over a
+whole vocabulary has half a megabyte, and should not take another round trip."""
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
-"""Function that adds servicers to a server, and returns the full names of the services that they implement."""
+"""Function that adds servicers to a server and returns the full names of their services."""
 
 
 async def _is_known(host: str) -> bool:
@@ -93,8 +93,8 @@ async def start_server(
 
 
 class ServerThread:
-    """A thread with an event loop and a gRPC server on it, which run until `stop`. Workers use it. The gateway has an
-    event loop of its own, and calls `start_server`.
+    """A thread with an event loop and a gRPC server, which runs until `stop`. Used by workers; the gateway has an event
+    loop of its own and calls `start_server`.
     """
 
     def __init__(self) -> None:

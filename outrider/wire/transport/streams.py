@@ -23,7 +23,7 @@ from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
 log = get_logger(__name__)
 
 MAX_BATCH_ITEMS = 1024
-"""Maximum number of items in one message of a stream. A message with more items is refused."""
+"""Maximum number of items in a message. A message with more is refused."""
 
 Item = TypeVar("Item")
 
@@ -92,7 +92,7 @@ class Outbox(Generic[Item]):
             self._written.set()
 
     async def wait_below(self, num_items: int) -> None:
-        """Wait until at most `num_items` items are queued, or until the stream has ended."""
+        """Wait until at most `num_items` items are queued, or the stream has ended."""
         while len(self._queue) > num_items:
             self._written.clear()
             await self._written.wait()
@@ -151,13 +151,13 @@ class Replies(Generic[Reply]):
         return self._arrived.popleft()
 
     def read_available(self) -> list[Reply]:
-        """Remove and return all replies that have arrived so far, without waiting."""
+        """Remove and return all replies that have arrived and were not read yet, without waiting."""
         available = list(self._arrived)
         self._arrived.clear()
         return available
 
     def close(self) -> None:
-        """Stop receiving: replies that arrive from now on are dropped. Idempotent."""
+        """End the reading: replies that arrive later are dropped. Idempotent."""
         self._forget()
 
     def put(self, reply: Reply) -> None:
@@ -184,7 +184,7 @@ class PendingReplies(Generic[Reply]):
         self._next_id = 1
 
     def new(self) -> tuple[int, asyncio.Future[Reply]]:
-        """Return a new message id, and a future that gets the only reply to that message."""
+        """Return a new message id, and a future for the single reply to that message."""
         message_id = self._create_id()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._futures[message_id] = future
@@ -241,8 +241,8 @@ class PendingReplies(Generic[Reply]):
 
 
 MAX_UNREAD = 16 * MAX_BATCH_ITEMS
-"""Maximum number of replies that are queued for a peer that reads too slowly. While more are queued, no message is read
-from that peer."""
+"""Maximum number of queued replies to a peer that reads too slowly. While there are more, no message is read from
+it."""
 
 
 class ControlStreams:
