@@ -106,9 +106,7 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
 
 
 class ProjectedHead(nn.Module):
-    """An EAGLE-3 head together with `fc`, the projection of the target's hidden states that it reads, as one module to
-    train.
-    """
+    """An EAGLE-3 head and its projection `fc` of the target's hidden states, as one module to train."""
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ SAVED_FLOATS = 4
 
 @dataclass(frozen=True, slots=True)
 class TrainingSizes:
-    """Sizes of a training, from which its time, memory and disk space are estimated."""
+    """Sizes of a training, from which its cost is estimated."""
 
     num_target_parameters: int
     num_trained_parameters: int
@@ -54,9 +54,7 @@ class TrainingSizes:
 
     @property
     def training_flops(self) -> float:
-        """Number of floating-point operations of the whole training: the target's forwards, and the student's forwards
-        and backwards.
-        """
+        """Floating-point operations to train: the target's forward, and the student's forward and backward."""
         num_tokens = self.updates * self.batch_size * (self.max_tokens + self.prompt_tokens)
         return num_tokens * (2.0 * self.num_target_parameters + 6.0 * self.num_trained_parameters * self.depth)
 

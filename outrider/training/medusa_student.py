@@ -17,7 +17,7 @@ from outrider.training.teacher import Batch, TargetOutput, indices_of
 
 
 class Medusa:
-    """Student that is a set of Medusa heads, each with one residual layer. Head k drafts token k of a round, from 0."""
+    """Student that is a set of Medusa heads, each a residual layer. Head k drafts token k of a round."""
 
     ids = None
     """Token ids that the heads can propose: None, since they can propose all."""

@@ -86,7 +86,7 @@ class Optimizers:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Length of a training, given either in seconds or in updates. The other one of the two fields is None."""
+    """Length of a training, as a time or as a number of updates. Exactly one of the two is set."""
 
     seconds: float | None
     steps: int | None
@@ -128,9 +128,7 @@ def has_bfloat16(device: str) -> bool:
 
 
 def mixed_precision(device: str) -> contextlib.AbstractContextManager[object]:
-    """Return a context manager for forwards. In it torch computes in bfloat16 if `has_bfloat16(device)`, otherwise in
-    the dtype of the weights.
-    """
+    """Return a context manager for forwards: in bfloat16 if `has_bfloat16`, else in the dtype of the weights."""
     if not has_bfloat16(device):
         return contextlib.nullcontext()
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)

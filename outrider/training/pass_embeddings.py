@@ -23,8 +23,8 @@ from outrider.training.teacher import Batch, TargetOutput, Teacher
 from outrider.wire.errors import ConfigError
 
 GROUPS = 64
-"""Maximum number of tokens of an output after which one update reads the embeddings. These tokens are evenly spaced
-along the output."""
+"""Maximum number of tokens of an output after which the embeddings are read in an update. These tokens are evenly
+spaced."""
 
 
 class _Tree(NamedTuple):

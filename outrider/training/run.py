@@ -47,7 +47,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """State of a training at the time of a progress report."""
+    """State of a training, for a report."""
 
     updates: int
     """Number of updates of the weights so far."""
@@ -83,7 +83,7 @@ class TrainingRun:
         self._optimizers = Optimizers(student.module)
         self._path = folder / "checkpoint.pt"
         self.num_updates = 0
-        """Number of updates of the weights so far, including those of earlier processes that ran this training."""
+        """Number of updates so far, in all processes that ran this training."""
         self.trained_s = 0.0
         """Seconds that the updates in `num_updates` took."""
         facts = {**facts, **asdict(plan)}
@@ -100,15 +100,13 @@ class TrainingRun:
 
     @property
     def is_done(self) -> bool:
-        """Whether the training has made all updates of its plan."""
+        """Whether all updates of the plan are made."""
         return self.num_updates >= self._plan.updates
 
     def train(self, seconds: float | None, stop: Callable[[], bool], report: Callable[[Progress], None]) -> None:
-        """Train until all updates of the plan are made, `seconds` have passed or `stop()` returns True. Then save a
-        checkpoint.
+        """Train until all updates are made, `seconds` are over or `stop` returns True. Then save a checkpoint.
 
-        seconds: None = no limit of time. report: called about every REPORT_EVERY_S seconds, and after the plan's last
-        update.
+        seconds: None = no limit. report: called about every REPORT_EVERY_S, and after the last update of the plan.
         """
         start_s = reported_s = saved_s = time.monotonic()
         previous_s = self.trained_s

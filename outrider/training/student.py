@@ -29,7 +29,7 @@ class DraftLogits:
     """Logits of a student for the draft tokens of one depth, at M positions of a batch."""
 
     depth: int
-    """Position of these draft tokens in their rounds, from 0."""
+    """Index of the draft token in its round, from 0."""
     places: Tensor
     """Index of the token before each draft token, in the batch flattened to [B * T]. [M] int64, ascending."""
     logits: Tensor

@@ -33,7 +33,7 @@ class Task:
     out: str
     """Folder to which the trained weights and the report are written."""
     work: str
-    """Folder for the generated text and the checkpoints, from which an interrupted training is continued."""
+    """Folder for the generated text and for checkpoints."""
     prompts: list[str]
     """Prompts to train on. The target generates an output for each of them."""
     held_apart: list[str]
@@ -60,7 +60,7 @@ class Task:
     """Maximum number of tokens of an output."""
     seed: int
     seconds: float | None
-    """Seconds after which the training stops, even if updates are left. None = no limit."""
+    """Seconds after which the training ends, finished or not; None = no limit."""
     device: str = "auto"
     raw: bool = False
     """Whether the prompts are used unchanged, even if the target has a chat template."""

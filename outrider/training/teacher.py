@@ -37,7 +37,7 @@ class Batch:
 
     @classmethod
     def of(cls, answers: Sequence[Answer], device: str) -> Batch:
-        """Return the batch with these prompts and outputs, as tensors on the device."""
+        """Return the batch of these outputs, on the device."""
         longest = max(len(answer.ids) for answer in answers)
         ids = np.zeros((len(answers), longest), dtype=np.int64)  # [B, T]
         for row, answer in zip(ids, answers, strict=True):
@@ -105,8 +105,8 @@ class Teacher:
 
     @torch.no_grad()
     def see(self, batch: Batch) -> TargetOutput:
-        """Run a forward of the target over the batch. Return all hidden states, and the logits after the tokens of
-        `batch.trained_mask(0)` only.
+        """Run a forward over the batch. Return the hidden states, and the logits after the tokens of
+        `batch.trained_mask(0)` alone.
         """
         mask = batch.trained_mask(0)  # [B, T] bool
         with mixed_precision(self.device), self._logits_at(mask):

@@ -39,8 +39,8 @@ from outrider.wire.processes.processes import write_event
 from outrider.wire.processes.stop_flag import StopFlag, StopRequested
 
 SHARED_CHARS = 50
-"""Length in characters of the overlap for which a prompt is left out of the training: it shares a substring of this
-length with a prompt on which acceptance is measured. A line of code is about as long."""
+"""Length in characters of a substring that a training prompt may not share with a prompt on which acceptance is
+measured. A line of code is about as long."""
 
 Report = Callable[[str, str, int, int], None]
 """Callback that shows the progress: `report(stage, text, done, total)`, where `done` of `total` units of the stage are
@@ -208,10 +208,10 @@ def default_taps(num_layers: int) -> list[int]:
 
 
 def frequent_ids(answers: Sequence[Answer], count: int, vocab_size: int) -> Tensor:
-    """Return the `count` token ids that occur most often in the outputs, [count] int64, ascending.
+    """Return the `count` token ids that are most frequent in the outputs, [count] int64, ascending.
 
-    Of ids that occur equally often, the lower ones are taken. Raises ConfigError if `count` is below 1 or above the
-    vocabulary size.
+    Of ids with equal frequency the lowest are taken. Raises ConfigError for a count above the vocabulary size or below
+    1.
     """
     if not 1 <= count <= vocab_size:
         raise ConfigError(f"--draft-vocab is {count}, must be 1 to {vocab_size}, the target's vocabulary")

@@ -66,9 +66,7 @@ class InvalidRequest(OutriderError):
 
 
 class NoThreads(InvalidRequest):
-    """The request continues a conversation that the server should have stored, but this server stores no
-    conversations.
-    """
+    """The request continues a conversation stored on the server, and this server stores none."""
 
     details: ClassVar[dict[str, Any] | None] = {
         "error_code": "thread_unsupported_request",
@@ -138,7 +136,7 @@ class Unauthenticated(OutriderError):
 
 
 class Forbidden(OutriderError):
-    """The sender of the request (a process, an API key or a web page) is known, but may not do this."""
+    """The peer, API key or web page is known, but is not allowed to do this."""
 
     grpc_code = grpc.StatusCode.PERMISSION_DENIED
     http_status = 403

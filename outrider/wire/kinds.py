@@ -90,5 +90,5 @@ TRUNCATE_REASONS = {
     pb.TRUNCATE_REASON_STOP: "stop",
     pb.TRUNCATE_REASON_WASTED: "wasted",
 }
-"""Values of the label `reason` in metrics of gateway and workers: why a KV cache was truncated. The keys are the values
-of the protobuf enum TruncateReason."""
+"""Values of the label `reason` in the metrics that count truncations, by the enum's value. Used by gateway and workers.
+"""

@@ -82,8 +82,8 @@ class Reasons:
         self.num_failures = 0
 
     def note(self, reason: str) -> bool:
-        """Count a failure. Return whether its reason should be logged, which is the case if the reason is new and fewer
-        than MAX_REASONS are remembered.
+        """Count a failure. Return whether its reason should be logged: it is new, and fewer than MAX_REASONS were kept
+        before.
         """
         self.num_failures += 1
         is_new = reason not in self._reasons and len(self._reasons) < MAX_REASONS

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 PROTOCOL = 1
-"""Version number of the messages between processes. A change after which processes of older versions would misread a
-message raises it."""
+"""Version number of the messages. It is raised by each change after which older processes would misread a message."""
 
 
 def other_protocol(peer: str, protocol: int, own: str) -> str | None:

@@ -43,7 +43,7 @@ SEED = 20230101
 """Seed of the random numbers for the first prompt. Prompt number i has this seed plus i."""
 
 Event = dict[str, Any]
-"""An event that is written to stdout as one line of JSON: {"event": name, ...}."""
+"""An event, which is written to stdout as a line of JSON."""
 
 
 @dataclass(frozen=True)

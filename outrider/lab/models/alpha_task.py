@@ -31,7 +31,7 @@ class DrafterSpec:
 
 @dataclass(frozen=True)
 class Task:
-    """Settings of one measurement of acceptance probabilities."""
+    """Settings of one measurement of acceptance."""
 
     target: str
     """Folder or hub id of the target."""

@@ -31,8 +31,8 @@ proposes nothing there."""
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tokens with half the width of its 95 % interval. The interval treats prompts, not tokens, as
-    independent samples.
+    """A mean over tokens with its 95 % interval. For the interval, prompts rather than tokens are independent
+    samples.
     """
 
     mean: float | None
@@ -207,7 +207,7 @@ class Tally:
 
 
 def draft_temperatures(temperature: float) -> list[float]:
-    """Return the temperatures at which a draft is to be measured for a target at `temperature`. The first of them is
+    """Return the temperatures of a draft to compare for a target at `temperature`. The first of them is
     `temperature`.
     """
     if temperature == 0.0:
@@ -216,10 +216,10 @@ def draft_temperatures(temperature: float) -> list[float]:
 
 
 def overlap(target: TokenDistribution, draft: TokenDistribution, lenience: float = 1.0) -> float:
-    """Return the probability that the rejection rule accepts a token drawn from the distribution `draft`.
+    """Return the probability that the rejection rule accepts a token drawn from `draft`.
 
-    It is the sum of min(target / lenience, draft) over the vocabulary (Leviathan et al. 2023, Corollary 3.6; with a
-    lenience below 1, A.5).
+    It is the sum of min(target / lenience, draft) (Leviathan et al. 2023, Corollary 3.6 and, below a lenience of 1,
+    A.5).
     """
     return float(np.minimum(target.probs() / lenience, draft.probs_at(target)).sum())
 

@@ -29,7 +29,7 @@ CHECKED_TOKENS = (2, 64)
 
 
 class WideningError(ValueError):
-    """A model cannot be widened at all, or not to the given sizes. The message names the model or the size."""
+    """A model cannot be widened, or not to a size. The message names the model or the size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ def check(model: torch.nn.Module, sizes: WidenedSizes) -> None:
 
 
 def wide_config(config: LlamaConfig, sizes: WidenedSizes) -> LlamaConfig:
-    """Return a copy of the configuration with the new sizes. The width of an attention head and the rotary embedding
-    stay the same.
+    """Return a copy of the configuration with the new sizes. The width of a head and its rotary embedding do not
+    change.
     """
     wide = copy.deepcopy(config)
     wide.head_dim = head_dim(config)

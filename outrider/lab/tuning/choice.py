@@ -29,9 +29,7 @@ class Ratio:
 
     @classmethod
     def of(cls, speeds: Sequence[float], others: Sequence[float]) -> Ratio:
-        """Return the ratio of one setting's speeds to another's. speeds[i] and others[i] were measured in the
-        same repeat.
-        """
+        """Return the ratio of a setting's speeds to those of another setting, both given as one speed per repeat."""
         ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
         return cls(statistics.median(ratios), min(ratios), max(ratios))
 

@@ -19,7 +19,7 @@ _LEAD_IN_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class TimedOutput:
-    """One output with its rounds and the times at which they arrived."""
+    """One output with the times of its rounds."""
 
     rounds: tuple[Round, ...]
     gaps_s: tuple[float, ...]
@@ -34,7 +34,7 @@ class TimedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The outputs for all prompts, each generated once under the same setting."""
+    """One output for each prompt, all under one setting."""
 
     answers: tuple[TimedOutput, ...]
     """Outputs in the order of the prompts."""

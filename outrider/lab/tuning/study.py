@@ -42,7 +42,7 @@ class Study:
     `acceptance_probability`)."""
     costs: Costs
     points: Sequence[Point]
-    """Results of the draft model at each K, in the order of K from 0."""
+    """Results at each K, from K = 0 on."""
     speeds: Mapping[str, Sequence[float]]
     """speeds[name][i]: tokens per second in repeat i, for each compared setting by name. The simplest setting comes
     first."""

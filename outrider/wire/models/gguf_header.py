@@ -43,7 +43,7 @@ PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """What the header of a GGUF file states about one tensor."""
+    """Entry of one tensor in the header of a GGUF file."""
 
     shape: tuple[int, ...]
     """Dimensions in torch's order: the last dimension is contiguous."""

@@ -100,10 +100,10 @@ def full_name(model: str) -> str:
 
 
 def short_name(model: str) -> str:
-    """Return a model's short name, given its `full_name`. The name stands in ids, metrics and messages.
+    """Return the short name of a model for ids, metrics and messages, given its `full_name`. It is the last folder of a
+    path, the name of a GGUF file without its suffix, or the whole hub id.
 
-    It is the last folder of a path, a GGUF file's name without suffix, or the whole hub id. Full paths appear only in
-    the log, so that metrics and replies reveal nothing about the server's disk.
+    Only the log shows full paths, so that metrics and replies reveal nothing about the server's disk.
     """
     # "/models/llama.gguf": "llama"; "org/llama": "org/llama"
     if not model.startswith(("/", ".", "~")):
@@ -115,9 +115,7 @@ def short_name(model: str) -> str:
 
 
 def without_folders(text: str, model: str) -> str:
-    """Return a sentence with shortened paths: that of `model` becomes its short name, and any other path its
-    last part.
-    """
+    """Return a sentence in which the path of `model` is replaced by its short name, any other path by its last part."""
     if model.startswith(("/", "~", "./", "../")):
         text = text.replace(model, short_name(model))
     return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)

@@ -18,10 +18,9 @@ merge, in Gemma 3's case half a million."""
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:
-    """Parse the content of a JSON file whose top level is an object, and return the object. name: file name, for
-    errors.
+    """Parse the content of a JSON file whose top level is an object. name: file name, for errors.
 
-    Raises ConfigError if the top level is no JSON object, or the file has more than MAX_CONTAINERS lists and objects.
+    Raises ConfigError if it is not a JSON object, or has more than MAX_CONTAINERS lists and objects.
     """
     if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
         raise ConfigError(f"{name} has more than {MAX_CONTAINERS} lists and objects", param="model")

@@ -90,8 +90,8 @@ def named_entries(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def token_text(entry: Any) -> str | None:
-    """Return the text of a special token, given its entry in tokenizer_config.json. The entry is the text itself, or an
-    object with the text in its field `content`; None = it is anything else.
+    """Return the token text of an entry of tokenizer_config.json, which is a text or an object with `content`. None =
+    the entry is something else.
     """
     if isinstance(entry, dict):
         entry = entry.get("content")

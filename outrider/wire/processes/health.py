@@ -23,8 +23,7 @@ class CallOutcome(Enum):
 
     OK = 0
     LATE = 3
-    """The peer did its part, but too late. Only five in a row mark it as down, because a busy machine delays some
-    requests."""
+    """The peer did its part, but too late. Five in a row mark it as down, since a busy machine delays some requests."""
     REFUSED = 5
     """The peer failed, broke a rule of the protocol, or ended the stream. Three in a row mark it as down."""
     LOST = _DOWN

@@ -137,11 +137,10 @@ class Child:
     def stop(
         self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False, hurried_grace_s: float = 0.0
     ) -> None:
-        """Ask the child to stop and wait for its end. If it still runs after `grace_s` seconds, send SIGKILL. Does
-        nothing if the child has ended.
+        """Ask the child to stop and wait for its end. After `grace_s` seconds send SIGKILL.
 
-        is_hurried: asked repeatedly during the wait. Once it returns True, the child gets SIGTERM a second time, and
-        SIGKILL at most `hurried_grace_s` seconds later.
+        As soon as `is_hurried()` returns true, SIGTERM is sent a second time, and SIGKILL at most `hurried_grace_s`
+        seconds after that. Does nothing if the child has ended.
         """
         self.request_stop()
         kill_s = time.monotonic() + grace_s
@@ -235,8 +234,8 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def release_freed_memory() -> None:
-    """Give memory that this process has freed back to the kernel, by glibc's malloc_trim. This also frees gaps inside
-    heaps, and the heaps of threads.
+    """Return the memory that was freed in this process to the kernel (glibc's malloc_trim), including free memory
+    inside heaps and in the heaps of threads.
     """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

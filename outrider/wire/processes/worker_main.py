@@ -58,8 +58,9 @@ def announce(**fields: object) -> None:
 
 
 def memory_taken(info: pb.WorkerInfo) -> str:
-    """Return a text for the log on the memory of this worker process: its resident size now, and the size of its KV
-    cache when that is full. info: the worker's description.
+    """Return a text on the memory of this worker process: its resident size now, and the size of its full KV cache.
+
+    info: the worker's WorkerInfo.
     """
     num_tokens = info.num_kv_blocks * info.kv_block_size
     cache = f"KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
@@ -145,9 +146,7 @@ def _await_engine(handle: RunningWorker, ended: threading.Event, notify: Callabl
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once with exit code `code`. A normal exit would take a second longer, in which Python unloads
-    torch.
-    """
+    """End this process at once with exit code `code`, without the second that Python needs to unload torch."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -147,14 +147,12 @@ class Drafter(StrEnum):
 
     @property
     def is_merged(self) -> bool:
-        """Whether this drafter puts the draft tokens of several drafters into one merged tree."""
+        """Whether the draft tokens of several drafters form one merged tree."""
         return self.draft_worker is _BESIDE
 
     @property
     def needs_pools(self) -> bool:
-        """Whether this drafter merges draft tokens of several pools of draft workers, and therefore needs
-        several pools.
-        """
+        """Whether this drafter merges the draft tokens of several pools of draft workers."""
         return self.is_merged and self.own is None
 
     @property
@@ -164,7 +162,7 @@ class Drafter(StrEnum):
 
     @property
     def reads_text(self) -> bool:
-        """Whether this drafter counts the tokens of a text file. The worker must be started with that file."""
+        """Whether this drafter counts tokens in a text file, with which the worker must be started."""
         return self in (Drafter.UNIGRAM, Drafter.BIGRAM)
 
     def merged(self) -> Drafter:
@@ -175,4 +173,4 @@ class Drafter(StrEnum):
 
 
 TABLE_DRAFTERS = (Drafter.NGRAM, Drafter.LOOKUP, Drafter.UNIGRAM, Drafter.BIGRAM)
-"""Drafters that propose tokens from tables instead of a model. A draft worker without a model runs one of them."""
+"""Drafters that use tables of tokens instead of a model. A draft worker without a model runs one of them."""

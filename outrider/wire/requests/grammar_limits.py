@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 MAX_LEXER_STATES = 50_000
-"""Maximum number of states of one grammar's lexer. The lexer creates a state when the output first reaches it. States
-of regular expressions took 0.1 to 0.7 kB each, so the limit is 35 MB at most. A string with a `maxLength` has 9 states
-per character, and reaches the limit after 5,500 characters."""
+"""Maximum number of states of one grammar's lexer, which creates a state when it first reaches it. Regular expressions
+with very many states took 0.1 to 0.7 kB per state, so 35 MB at most. A string with a `maxLength` has 9 states per
+character, and reaches the limit after 5,500 characters."""
 MAX_ITEMS_IN_ROW = 2000
 """Maximum number of parser items (ways to continue) at one byte of the output. Each optional property of an object adds
 four. With 2,000 items a mask takes 4 ms; the time grows with the square of their number."""

@@ -20,8 +20,7 @@ bad words; 64 different lengths take 0.05 ms."""
 MAX_LOGIT_BIAS = 1024
 """Maximum number of token ids with a logit bias in a request."""
 MAX_LOGPROBS = 20
-"""Maximum number of most likely tokens whose log-probs a request may ask for at each output token. It is OpenAI's
-limit."""
+"""Maximum number of most likely tokens whose log-probs are returned per output token; OpenAI's limit."""
 MAX_CHOICES = 128
 """Maximum number of choices of a request; OpenAI's limit."""
 MAX_DRAFT_TOKENS = 64
@@ -34,8 +33,8 @@ MAX_SEED = 2**64
 ANY_VOCABULARY = 1 << 32
 """Vocabulary size to pass to checks of token ids while the model's real size is unknown."""
 MAX_GRAMMAR_BYTES = 768 << 10
-"""Maximum bytes (UTF-8) of a grammar. It must fit into a message of 1 MiB. A grammar that compiles within a second, the
-default limit of time, has at most about 350 KiB."""
+"""Maximum bytes (UTF-8) of a grammar, so that it fits into a message of 1 MiB. A grammar that compiles within a second,
+the default limit, has at most about 350 KiB."""
 MAX_SALT_BYTES = 256
 """Maximum bytes of a `cache_salt`, both of a request (UTF-8) and of a slot."""
 MAX_CORPUS_ID_BYTES = 32
@@ -67,7 +66,7 @@ class Range:
     above_low: bool = False
     """Whether a value must be above `low`; False = `low` itself is allowed."""
     remedy: str = ""
-    """Text that follows the bounds in the error, such as what to do instead. It may be empty."""
+    """Text that follows the bounds in the error."""
 
     def check(self, name: str, value: float, param: str | None = None) -> None:
         """Raise InvalidRequest if `value` is outside the bounds or NaN.
@@ -194,17 +193,16 @@ class SamplingParams:
     presence_penalty: float = 0.0
     """Penalty on tokens that occur in the output, however often. 0 = no penalty."""
     frequency_penalty: float = 0.0
-    """Penalty on tokens that occur in the output, in proportion to how often they do. 0 = no penalty."""
+    """Penalty on tokens for each time that they occur in the output; 0 = off."""
     logit_bias: dict[int, float] = field(default_factory=dict)
     """Number to add to the logit of a token, by token id."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that must not appear in the output. Wherever the output ends with all but the last token
     of a sequence, the last token is banned."""
     min_tokens: int = 0
-    """Number of output tokens that must precede an end-of-sequence id or a stop id. Until then, these ids are not
-    drawn."""
+    """Number of output tokens before which no end-of-sequence id and no stop id is drawn."""
     seed: int = 0
-    """Seed of the random numbers: the key of a counter-based generator, with 64 bits."""
+    """Key of the counter-based random number generator, 64 bits."""
     choice: int = 0
     """Index of this choice among the n choices of its request."""
     stop_token_ids: tuple[int, ...] = ()

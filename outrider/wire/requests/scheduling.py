@@ -29,7 +29,7 @@ class Scheduling:
     weight: float = 1.0
     """Share of the caller when several compete, relative to a caller of weight 1; from 0.001 to 1000."""
     priority: int = 0
-    """Order among requests of the same caller: the one with the lower number runs first, as in vLLM."""
+    """Order among the caller's requests: a lower number runs first, as in vLLM."""
     max_tpot_ms: float | None = None
     """Upper limit of the time per output token, in milliseconds. To keep it, a step verifies fewer draft tokens of all
     its slots. None = no limit."""
@@ -91,11 +91,11 @@ class VirtualTokens:
         self._average += amount / self._total_weight
 
     def served(self, caller: bytes) -> float:
-        """Return an active caller's count: the tokens that it was served, divided by its weight. The waiting caller
-        with the smallest count is served next.
+        """Return the tokens that an active caller was served divided by its weight. The waiting caller with the
+        smallest result is served next.
         """
         return self._served[caller]
 
     def served_after(self, caller: bytes, amount: float) -> float:
-        """Return the count (see `served`) that a waiting caller would have after being served `amount` more tokens."""
+        """Return what `served` would return for a waiting caller after it was served `amount` more tokens."""
         return self._served[caller] + amount / self._weights[caller]

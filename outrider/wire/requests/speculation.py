@@ -145,9 +145,7 @@ class Speculation:
         return self.tree.depth
 
     def chain_len(self, budget: int) -> int:
-        """Return the length of the longest chain that a step may verify. budget: maximum number of draft tokens of the
-        step for this slot.
-        """
+        """Return the length of the longest chain that a step may verify within a budget of draft tokens."""
         if isinstance(self.num_draft_tokens, int):
             return min(self.num_draft_tokens, budget)
         return budget

@@ -53,7 +53,7 @@ class TreeShape:
 
     @property
     def depth(self) -> int:
-        """Maximum depth that a node can have with this shape."""
+        """Maximum depth that a node may have."""
         if self.widths:
             return len(self.widths)
         return min(self.max_depth, self.num_nodes)

@@ -59,7 +59,7 @@ class ApiKey(BaseModel):
     """How texts that look like control tokens are read in this key's chats. text = as plain text, whatever the
     gateway's setting says; allow = as the gateway's setting control_tokens_in_content says."""
     expires: Annotated[datetime, AfterValidator(_in_utc)] | None = None
-    """Time from which the key is refused; a time without time zone is in UTC. Absent = the key never expires."""
+    """Time from which the key is refused, in UTC if it has no time zone; absent = never."""
 
 
 class _KeyFile(BaseModel):
@@ -81,9 +81,7 @@ def digest_of(key: str) -> str:
 
 
 def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
-    """Read API keys from a YAML or JSON file {"keys": [...]}. Raises ConfigError that names the file, the line, the
-    entry and what is wrong.
-    """
+    """Read API keys from a YAML or JSON file {"keys": [...]}. Raises ConfigError with file, line, entry and fault."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

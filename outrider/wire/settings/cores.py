@@ -101,10 +101,10 @@ def _select_cores(cores: Sequence[int], begin: int, num_cores: int) -> frozenset
 
 
 def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, float]:
-    """Return (number of cores for each target, number of cores for each draft). The numbers may be fractions.
+    """Return (number of cores for each target, number of cores for each draft).
 
-    All drafts together get a quarter of the cores, but at least one core each; targets get the others. If there are
-    fewer cores than workers, each worker gets the same fraction of a core, which means that workers share cores.
+    All drafts together get a quarter of the cores, but at least one each; targets get the others. If there are fewer
+    cores than workers, all get the same fraction of a core, which means that they share cores.
     """
     num_workers = num_targets + num_drafts
     if num_workers > num_cores:

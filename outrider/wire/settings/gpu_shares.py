@@ -18,8 +18,8 @@ from outrider.wire.settings.config import GPU_FRACTION, TargetConfig
 from outrider.wire.settings.pools import Pool
 
 OVERHEAD_BYTES = 2 << 30
-"""Bytes of GPU memory that a worker is assumed to need besides weights and KV cache. Of these, sampling and acceptance
-take 1.8 GiB in a full step of 64 slots with a vocabulary of 128,256 (`loading.memory.decision_bytes`)."""
+"""Bytes of GPU memory that a worker needs in addition to weights and KV cache. Sampling and acceptance in a full step
+of 64 slots with a vocabulary of 128,256 take 1.8 GiB of it (`loading.memory.decision_bytes`)."""
 UNPACKED_BYTES = 2
 """Bytes per weight of a GGUF file once it is unpacked on a GPU, as bfloat16."""
 MAX_INDEX_BYTES = 24 << 20

@@ -51,11 +51,11 @@ class Pool(BaseModel):
     worker: WorkerConfig
     """Settings of every worker of the pool."""
     count: int = Field(default=1, le=MAX_COUNT)
-    """Number of workers that are started at first."""
+    """Number of workers at the start."""
     min: int = Field(default=1, le=MAX_COUNT)
-    """Minimum number of workers; the pool shrinks to it when the load is low. Absent = count."""
+    """Minimum number of workers, to which the pool shrinks with its load; absent = count."""
     max: int = Field(default=1, le=MAX_COUNT)
-    """Maximum number of workers; the pool grows to it when the load is high. Absent = count."""
+    """Maximum number of workers, to which the pool grows with its load; absent = count."""
     labels: dict[str, str] = {}
     """Ray label selector, by label name: the workers run only on machines whose labels match."""
     num_cpus: float | None = Field(default=None, gt=0)
@@ -119,9 +119,7 @@ class Pool(BaseModel):
         return self.min < self.max
 
     def member(self, index: int) -> str:
-        """Return the name of worker number `index` of the pool. It is unique in the system, and stays the same when the
-        worker is restarted.
-        """
+        """Return the name of the worker with an index. It is unique in the system, and a restarted worker keeps it."""
         if self.name == self.role:
             return f"{self.name}-{index}"
         return f"{self.role}-{self.name}-{index}"

@@ -84,9 +84,9 @@ class ScalingConfig(BaseModel):
     """A draft is added if in more than this fraction of the steps its draft tokens equalled the output but arrived too
     late."""
     up_after_s: Seconds = 5.0
-    """Seconds for which the load must stay too high before a worker is added."""
+    """Seconds for which the load must be too high without interruption before a worker is added."""
     down_after_s: Seconds = 60.0
-    """Seconds for which the load must stay too low before a worker is removed."""
+    """Seconds for which the load must be too low without interruption before a worker is removed."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -97,7 +97,7 @@ class ScalingConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SystemConfig:
-    """Settings of a whole system: its pools of workers, Ray, and the gateways."""
+    """Settings of a system: pools of workers, how they are placed, and the gateways."""
 
     pools: tuple[Pool, ...]
     """All pools of workers, the pools of targets first."""

@@ -96,8 +96,8 @@ def configure_logging(level: str, process: str, log_format: LogFormat = "text") 
 
 
 def adopt_loggers() -> None:
-    """Replace the log handlers that libraries have installed by our own handler. Call it after importing those
-    libraries. Does nothing if the log's format is text.
+    """Send the log lines of libraries that installed their own handlers to our handler instead. Call it after importing
+    those libraries. Does nothing if the log's format is text.
     """
     if not _is_json():
         return

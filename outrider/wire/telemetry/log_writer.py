@@ -71,8 +71,8 @@ class LogWriter:
                 self._num_refused += 1
 
     def flush(self) -> None:
-        """Wait until all queued lines are written, but at most FLUSH_S seconds. If a call has waited in vain, later
-        calls return at once.
+        """Wait at most FLUSH_S seconds until all queued lines are written. Once a wait has been too short, later calls
+        return at once.
         """
         if self._has_timed_out:
             return

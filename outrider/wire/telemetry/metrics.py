@@ -24,7 +24,7 @@ WINDOW_S = 60
 
 
 class AcceptanceWindow:
-    """Acceptance rate of one pair of models over the last 60 s. The counts are kept per whole second."""
+    """Acceptance rate of one pair of models over the last 60 s. Tokens are counted per whole second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -67,7 +67,7 @@ class AcceptanceRates(Collector):
         """By (target, draft)."""
 
     def of(self, target: str, draft: str) -> AcceptanceWindow:
-        """Return the window of a pair of models, given the models' names. A new pair gets a new window."""
+        """Return the window of a pair of models, given their names. It is created if there is none."""
         return self._windows.setdefault((target, draft), AcceptanceWindow())
 
     def forget(self, target: str, draft: str) -> None:
@@ -114,7 +114,7 @@ them, would have taken longer than they save, or the draft pauses for that reaso
 broke a rule of the protocol."""
 
 FEATURE_FATES = ("sent", "dropped", "received")
-"""Values of the label `fate`, which says what happened to the hidden states that a target makes for heads."""
+"""Values of the label `fate`: what happened to hidden states that a target makes for heads."""
 
 SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
 """Upper bounds, in seconds, of the buckets of every histogram of times. The last, 1049 s, is above the default of
@@ -122,8 +122,8 @@ SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
 
 
 class GatewayMetrics:
-    """All Prometheus series of the gateway. `pair` returns those on the rounds of one pair of models, `answers` those
-    on the choices of one served model.
+    """Prometheus series of the gateway. `pair` returns the series on the rounds of a pair of models, `answers` those on
+    the choices of a model.
     """
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class GatewayMetrics:
         tokens. full, draining = the target took no slot, and the slot was opened at another target."""
 
     def answers(self, model: str) -> ChoiceMetrics:
-        """Return the series on the choices of one served model. model: its id."""
+        """Return the series on the choices of the served model with id `model`."""
         return ChoiceMetrics(self, model)
 
     def pair(self, target: str, draft: str) -> PairMetrics:
@@ -334,7 +334,7 @@ def _samples(series: Counter) -> list[tuple[dict[str, str], float]]:
 
 
 class PairMetrics:
-    """The gateway's series with the labels `target` and `draft`, for one pair of models."""
+    """Those series of GatewayMetrics that have the labels target and draft, bound to one pair of models."""
 
     def __init__(self, metrics: GatewayMetrics, target: str, draft: str) -> None:
         pair = {"target": target, "draft": draft}
@@ -357,7 +357,7 @@ class PairMetrics:
 
 
 class ChoiceMetrics:
-    """The gateway's series with the label `model`, for one served model."""
+    """Those series of GatewayMetrics that have the label model, bound to one served model."""
 
     def __init__(self, metrics: GatewayMetrics, model: str) -> None:
         self.prompt_tokens: Counter = metrics.prompt_tokens.labels(model)

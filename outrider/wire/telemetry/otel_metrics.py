@@ -27,9 +27,7 @@ _TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 
 
 
 class ServerMetrics:
-    """OpenTelemetry histograms of the gateway's request times. A thread of the SDK sends them every
-    OTEL_METRIC_EXPORT_INTERVAL milliseconds.
-    """
+    """Histograms of request times. A thread of OpenTelemetry's SDK sends them every OTEL_METRIC_EXPORT_INTERVAL ms."""
 
     def __init__(self, endpoint: str, service: str) -> None:
         """Start the sending thread. endpoint: URL of the OTLP endpoint (gRPC). service: name of this process,

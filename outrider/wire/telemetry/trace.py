@@ -43,7 +43,7 @@ def round_span_id(ticket: int, committed_len: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """Ids of a span that may be the parent of other spans, with the content of the W3C header `traceparent`."""
+    """Ids of a span that is the parent of others, as in the W3C header `traceparent`."""
 
     trace_id: int
     span_id: int

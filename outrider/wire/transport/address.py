@@ -91,10 +91,8 @@ def _bind(family: int, address: tuple[str | int, ...]) -> socket.socket:
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Raise ConfigError if no server can listen on host:port now. Port 0 always counts as free. option: name of the
-    port's command-line option, for the error.
-
-    A process calls it before it loads a model, so that the user sees the error at once.
+    """Raise ConfigError if no server can listen on host:port now. Port 0 always counts as free. Call it before loading
+    a model, so that the error comes early. option: name of the port's command-line option, for the error.
     """
     if port:
         for listener in bind_all(host, port, option):

@@ -42,11 +42,11 @@ _END: Any = getattr(grpc.aio, "EOF")  # noqa: B009  # the stubs lack it
 
 
 class CallLimits:
-    """Limits on the number of open calls of one kind: at most `total` in all, and at most `share` for one caller.
-    Further calls are refused.
+    """Limits on the number of open calls of one kind: at most `total`, and at most `share` of one caller. Further calls
+    are refused.
 
-    kind: describes the calls in the error's text, such as "streams bring proposals". Use an object on one event loop
-    only, since it has no lock.
+    kind: the kind of calls, for the error's text, such as "streams bring proposals". It has no lock, so use it on one
+    event loop only.
     """
 
     def __init__(self, kind: str, total: int, share: int) -> None:
@@ -77,10 +77,10 @@ class CallLimits:
 
 
 class CallQueue:
-    """Limits on the number of running calls: at most `total` in all, and at most `share` for one caller. Further calls
-    wait. The calls of one caller run in the order in which they arrived.
+    """Limits on the number of running calls: at most `total`, and at most `share` of one caller. Further calls wait;
+    the calls of one caller run in the order in which they arrived.
 
-    waiting: limits on the number of calls that run or wait; calls beyond these are refused.
+    waiting: the limits on calls that run or wait.
     """
 
     def __init__(self, total: int, share: int, waiting: CallLimits) -> None:
@@ -91,8 +91,8 @@ class CallQueue:
 
     @asynccontextmanager
     async def one(self, caller: str) -> AsyncIterator[None]:
-        """Context manager: wait until `caller` may run another call, and count it as running during the block. Raises
-        Overloaded if too many calls wait already.
+        """Context manager: wait until `caller` may run another call, and count that call during the block. Raises
+        Overloaded if too many calls wait.
         """
         own = self._by_caller.get(caller) or asyncio.Semaphore(self._share)
         self._by_caller[caller] = own

@@ -28,7 +28,7 @@ class BadTensor(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DenseDistributions:
-    """Next-token distributions, each over the whole vocabulary. A row is one distribution."""
+    """Next-token distributions over the whole vocabulary."""
 
     num_rows: int
     """Number of distributions."""
@@ -38,9 +38,7 @@ class DenseDistributions:
 
 @dataclass(frozen=True, slots=True)
 class SparseDistributions:
-    """Next-token distributions, each over only a few tokens. The tokens of all distributions are concatenated, and a
-    row is one distribution.
-    """
+    """Next-token distributions over a few tokens each. The tokens of all distributions are concatenated."""
 
     support_sizes: tuple[int, ...]
     """Number of tokens of each distribution."""
@@ -83,8 +81,8 @@ def distributions_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions
 
 
 def distributions_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: int) -> Rows:
-    """Convert a protobuf message to `num_rows` distributions over `vocab_size` tokens. Raises BadTensor for a wrong
-    dtype, shape or size. The values of ids and log-probs are checked later, when they become torch tensors.
+    """Convert a protobuf message to `num_rows` distributions over `vocab_size` tokens. Raises BadTensor for wrong
+    shapes and sizes. Ids and log-probs themselves are checked later, when they become torch tensors.
     """
     if message.vocab_size != vocab_size:
         raise BadTensor(f"vocab_size is {message.vocab_size}, the target's is {vocab_size}")

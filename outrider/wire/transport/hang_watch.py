@@ -9,20 +9,18 @@ the limit is on the time of one step, as a multiple of the longest recent step.
 from __future__ import annotations
 
 MIN_SILENCE_S = 4.0
-"""Seconds that every step may take, however short the recent steps were."""
+"""Seconds that any step may take, even if the recent steps were much shorter."""
 STEPS = 8
-"""Factor in the limit on a step's time: an engine counts as hung once its step takes this many times as long as its
-longest recent step."""
+"""An engine counts as hung once a step takes this many times as long as the longest recent step."""
 
 MAX_STEP_S = 300.0
 """Maximum seconds of a step, however long the recent steps were. It is also the limit of an engine's first step."""
 
 
 def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
-    """Return the seconds that a step may take: STEPS times the longest recent step, but no less than `min_s` and no
-    more than `max_s`.
+    """Return the seconds that a step may take: STEPS times the longest recent step, but from `min_s` to `max_s`.
 
-    longest_step_s: seconds of the longest recent step. 0 = no step is known yet; the result is then `max_s`.
+    longest_step_s: seconds of the longest recent step; 0 = no step is known yet, and `max_s` is returned.
     """
     if not longest_step_s:
         return max_s

@@ -64,7 +64,7 @@ _FOR_ANY_CERTIFICATE = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
 def check_may_call(method: str, uris: Iterable[str]) -> None:
-    """Raise Forbidden unless one of the caller's roles may call a method.
+    """Raise Forbidden unless the caller's role may call a method.
 
     method: path of the method, "/package.Service/Method". uris: the URIs in the caller's certificate.
     """
@@ -85,9 +85,7 @@ def _sorted_names(roles: Iterable[Role]) -> list[str]:
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """gRPC interceptor that checks before each call whether the role in the caller's certificate may make it. For
-    servers that require such certificates.
-    """
+    """Interceptor that checks the role in the caller's certificate before each call, for servers that require one."""
 
     async def intercept_service(
         self,

@@ -50,7 +50,7 @@ WorkerInfo message. A message of this size occupies a worker's event loop for so
 MAX_CONNECTIONS = 4096
 """Maximum number of connections to one server; further ones are refused. The handshakes of so many take some 200 MB."""
 SPARE_FILES = 256
-"""Number of file descriptors that users' connections may not take. An idle gateway with one target has 21 open."""
+"""Number of file descriptors that are kept free of users' connections. An idle gateway with one target has 21 open."""
 MAX_CALLS_OF_CONNECTION = 1024
 """Maximum number of open calls on one connection. Clients wait before they open another."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
@@ -58,11 +58,11 @@ HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
 MAX_METADATA_BYTES = 16 * 1024
 """Maximum bytes of a call's metadata. A call with more is refused with RESOURCE_EXHAUSTED."""
 MAX_ERROR_BYTES = 1300
-"""Maximum bytes of an error's message. The message is sent as metadata, where a byte may take up to three. Clients
-accept 8 KiB of metadata."""
+"""Maximum bytes of an error's message. It is sent as metadata, in which a byte takes up to three bytes, and of which
+clients accept 8 KiB."""
 MAX_MESSAGE_BYTES = 64 << 20
-"""Maximum bytes of a message between our processes. A vocabulary of 16 million tokens fits, since a proposal may be
-sent with one distribution per message."""
+"""Maximum bytes of a message between our processes. A proposal may be sent with one distribution per message, so that
+a vocabulary of 16 million tokens fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,8 @@ def client_options(address: str, max_message_bytes: int, keepalive: Options = LI
 
 
 def proxy_note(address: str) -> str:
-    """Return text for the end of an error on an `address` that does not reply. It names the environment variable
-    because of which a proxy is used. It is empty if no proxy is used.
+    """Return text for the end of an error on an `address` that does not reply: a note that a proxy is used, with the
+    environment variable that names it. The text is empty if no proxy is used.
     """
     name = _proxy_variable()
     if name is None or not os.environ[name] or _is_loopback(address):
@@ -261,8 +261,8 @@ def tune_malloc() -> None:
 
 
 def describe_failure(error: grpc.aio.AioRpcError) -> str:
-    """Return the status code and details of a failed call on one line. The line is cut to MAX_REASON_BYTES, since the
-    details are text from another process.
+    """Return status code and details of a failed call as one line. Its length is bounded, since the details are a text
+    from another process.
     """
     return bound_text(f"{error.code().name}: {error.details()}", MAX_REASON_BYTES)
 

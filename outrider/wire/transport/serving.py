@@ -27,8 +27,8 @@ from outrider.wire.transport.tls import CertificateFolder, server_credentials
 log = get_logger(__name__)
 
 MAX_CONCURRENT_CALLS = MAX_CONNECTIONS
-"""Maximum number of open calls on a server, including streams. Further calls are refused with RESOURCE_EXHAUSTED. Most
-calls meet a lower limit first: those of `call_limits`, or those of the gateway's APIs."""
+"""Maximum number of open calls on a server, streams included. Further calls are refused with RESOURCE_EXHAUSTED. The
+limits of `call_limits` and of the gateway's APIs are lower."""
 
 WORKER_WINDOW_BYTES = 1 << 20
 """Number of bytes of a message that a worker's server may receive before its servicer reads it. A distribution over a
@@ -134,10 +134,10 @@ class ServerThread:
         self.loop.close()
 
     def post(self, calls: list[Callable[[], None]]) -> None:
-        """Call the functions in `calls` on the thread's event loop, in order. A single wake-up of the loop serves all
-        of them. Any thread may call this. If the loop has ended, nothing is called.
+        """Call the functions `calls` on the thread's event loop, in order, with a single wake-up of the loop. Any
+        thread may call this. After the end of the loop they are dropped.
 
-        If a function raises, the others are still called, since they may reply to other requests.
+        If a function raises, the others are still called, since they reply to other requests.
         """
 
         def run() -> None:
@@ -151,8 +151,8 @@ class ServerThread:
             self.loop.call_soon_threadsafe(run)
 
     def stop_serving(self, begin: Callable[[], None]) -> None:
-        """Call `begin` on the thread's event loop and report NOT_SERVING as the server's health. Open calls continue.
-        Any thread may call this.
+        """Call `begin` on the thread's event loop and set health to NOT_SERVING. Open calls continue. Any thread may
+        call this.
         """
 
         async def run() -> None:

@@ -109,7 +109,7 @@ class Outbox(Generic[Item]):
         return MAX_BATCH_ITEMS
 
     async def close(self) -> None:
-        """End the task that sends items. Items in the queue are dropped."""
+        """End the writing task. Queued items are dropped."""
         self._is_closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -140,9 +140,7 @@ class Replies(Generic[Reply]):
         self._error: Exception | None = None
 
     async def next(self) -> Reply:
-        """Wait for the next reply and return it. Once all replies are read and the stream has ended, raise
-        WorkerLost.
-        """
+        """Wait for the next reply and return it. Raises WorkerLost if the stream has ended and all replies are read."""
         while not self._arrived:
             if self._error is not None:
                 raise self._error
@@ -174,8 +172,8 @@ class Replies(Generic[Reply]):
 
 
 class PendingReplies(Generic[Reply]):
-    """Table of the replies that are still expected on a stream, by message id. It has a future for each message with a
-    single reply, and a `Replies` for each message with several. Replies to any other id are dropped.
+    """Table of the replies that are still expected on a stream, by message id: a future for a single reply, a `Replies`
+    for several. A reply that is not expected (cancelled, repeated or unknown) is dropped.
     """
 
     def __init__(self) -> None:
@@ -269,12 +267,11 @@ class ControlStreams:
         dispatch: Callable[[int, Any, Callable[[Any], None]], None],
         on_end: Callable[[int], None],
     ) -> None:
-        """Serve one Control stream until it ends. For each received item call `dispatch(owner, item, put)`, where
-        `owner` is the stream's number and `put` sends a reply. When the stream has ended, even by an error, call
+        """Serve one Control stream until it ends. For each received item call `dispatch(owner, item, put)`, in which
+        `owner` is the stream's number and `put` sends a reply. At the stream's end, even by an error, call
         `on_end(owner)`.
 
-        requests: the received messages. context: gRPC's context of the call. make_batch: makes one message of a list of
-        replies.
+        requests: the received messages. make_batch: makes one message of a list of replies.
         """
         owner = next(self._stream_numbers)
         # Before there is a writer: an abort during the first write would send it twice, and the call would never end.
@@ -312,8 +309,8 @@ class ControlStreams:
 
     @contextlib.contextmanager
     def track_task(self) -> Iterator[None]:
-        """Context manager for a task that serves another kind of stream. If `end_all` is called during the block, the
-        task is ended too: Unavailable is raised in it.
+        """Context manager for a task that serves a stream of another kind: during the block `end_all` ends that task
+        too, by raising Unavailable in it.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -328,9 +325,7 @@ class ControlStreams:
             self._other_tasks.discard(task)
 
     async def end_all(self) -> None:
-        """End every open stream. A server that stops calls it; otherwise it would wait for open streams until its grace
-        time is over.
-        """
+        """End every open stream. Call it when the server stops, which would otherwise wait for its whole grace time."""
         self._is_stopping = True
         for reading in (*self._reading, *self._other_tasks):
             reading.cancel()

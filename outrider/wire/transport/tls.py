@@ -33,20 +33,18 @@ CA = "ca.pem"
 CERTIFICATE = "cert.pem"
 KEY = "key.pem"
 SOON_DAYS = 14
-"""Number of days before a certificate expires from which warnings are logged: one when the certificate is read, then
-one a day."""
+"""Number of days before a certificate's expiry from which on warnings are logged: when it is read, then once a day."""
 _DAY_S = 86400.0
 RETRY_S = 10.0
-"""Seconds after which files that could not be used are read again, even if they have not changed. By then a certificate
-may have become valid."""
+"""Seconds after which files that could not be used are read again even if they have not changed. A certificate may have
+become valid by then."""
 _TRIES = 10
 """Maximum number of attempts to read files that change during the read."""
 _SETTLE_S = 0.05
 """Seconds between two attempts to read files that change during the read."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""State of the files of a folder, by which changes are noticed: (time of change, inode, size) of each file. None = the
-file is missing."""
+"""State of a folder's files, to detect changes: time of change, inode and size of each file; None = it is missing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,12 +57,12 @@ class Certificates:
     context: ssl.SSLContext
     """TLS context of a server with these certificates."""
     expires: float
-    """Time at which the certificate expires, as a Unix time in seconds."""
+    """Time at which the certificate expires, in seconds since 1970."""
 
 
 class CertificateFolder:
-    """A folder with TLS certificates. Its files are read again when they change. `current` returns the certificates for
-    the next connection, and any thread may use it.
+    """A folder with TLS certificates, which is read again when its files change. `current` returns the certificates for
+    the next connection; any thread may use it.
     """
 
     def __init__(self, path: str, setting: str, role: Role | None) -> None:
@@ -79,8 +77,7 @@ class CertificateFolder:
         self._setting = setting
         self._lock = threading.Lock()
         self.needs_client_certificates = role is not None or (self._path / CA).exists()
-        """Whether callers must show a certificate. This stays the same while the process runs, even if the folder
-        changes."""
+        """Whether callers must show a certificate. The value does not change while the process runs."""
         self._stamp, self._certificates = self._read_at_start()
         self._failure: str | None = None
         """Why the files with the state `_stamp` could not be used; None = they are in use."""
@@ -93,8 +90,8 @@ class CertificateFolder:
 
     @property
     def current(self) -> Certificates:
-        """The certificates for the next connection. They are read again if a file has changed. If the new files cannot
-        be used, for example because only some of them are written yet, the previous certificates stay in use.
+        """The certificates for the next connection. They are read again if a file has changed. While the new files are
+        wrong, for example because only some are written yet, the previous certificates stay in use.
         """
         with self._lock:
             stamp = self._stamp_now()
@@ -238,11 +235,10 @@ class CertificateFolder:
 
 
 def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = None) -> CertificateFolder | None:
-    """Return the certificates with which a part of the system connects to other parts. None = `tls_dir` is None, so
-    there is no TLS.
+    """Return the certificates of a part of the system for its connections with other parts; None = `tls_dir` is None.
 
-    tls_dir: the setting of that name. role: the part. listens_on: host on which the part listens; without TLS a warning
-    is logged if other machines can reach it. Raises ConfigError if the folder cannot be used.
+    tls_dir: the setting. role: the part. listens_on: host on which the part listens; if there is no TLS and other
+    machines reach this host, a warning is logged. Raises ConfigError if the folder cannot be used.
     """
     if tls_dir is not None:
         return CertificateFolder(tls_dir, "tls_dir", role)
@@ -262,10 +258,10 @@ def warn_of_open_port(host: str) -> None:
 
 
 def public_certificates(public_tls_dir: str | None, listens_on: str) -> CertificateFolder | None:
-    """Return the certificates that a gateway shows to users. None = `public_tls_dir` is None, so there is no TLS.
+    """Return a gateway's certificates for connections with users; None = `public_tls_dir` is None.
 
-    public_tls_dir: the setting of that name. listens_on: host on which the gateway listens; without TLS a warning is
-    logged if other machines can reach it. Raises ConfigError if the folder cannot be used.
+    listens_on: host on which the gateway listens; if there is no TLS and other machines reach this host, a warning is
+    logged. Raises ConfigError if the folder cannot be used.
     """
     if public_tls_dir is not None:
         return CertificateFolder(public_tls_dir, "public_tls_dir", None)
@@ -275,9 +271,7 @@ def public_certificates(public_tls_dir: str | None, listens_on: str) -> Certific
 
 
 def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
-    """Return credentials for a gRPC server. Each new connection uses the certificates that the folder has at
-    that time.
-    """
+    """Return credentials for a gRPC server. Each new connection uses the folder's certificates at that time."""
 
     def configure(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
         pair = (certificates.key, certificates.certificate)
@@ -299,16 +293,14 @@ def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """Return credentials for a gRPC channel. A channel cannot change them, so `Dialer` opens a new channel when the
+    """Return credentials for a gRPC channel. A channel keeps its credentials, so `Dialer` opens a new channel when the
     certificates change.
     """
     return grpc.ssl_channel_credentials(certificates.ca, certificates.key, certificates.certificate)
 
 
 def http_context(folder: CertificateFolder) -> ssl.SSLContext:
-    """Return a TLS context for an HTTP server. Each new connection uses the certificates that the folder has
-    at that time.
-    """
+    """Return a TLS context for an HTTP server. Each new connection uses the folder's certificates at that time."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # without certificates: `on_hello` sets them
     context.verify_mode = folder.current.context.verify_mode
 
@@ -356,10 +348,10 @@ def _reason(error: Exception) -> str:
 
 
 class Dialer:
-    """Opens the gRPC channel to another part of the system. A channel keeps the certificates with which it was opened,
-    so another one is opened after this process's certificates have changed.
+    """Opens the gRPC channel to another part of the system, and a new one after our certificates have changed, since a
+    channel keeps the certificates with which it was opened.
 
-    address: host:port of the other part. role: role that the other part's certificate must name. certificates: this
+    address: host:port of the other part. role: role that the other part's certificate must have. certificates: this
     process's certificates; None = no TLS.
     """
 
@@ -375,8 +367,8 @@ class Dialer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self) -> grpc.aio.Channel:
-        """Return the channel for the next call. If this process's certificates have changed, it is a new channel, and
-        the previous one is closed, which ends its calls.
+        """Return the channel to use for the next call. If our certificates have changed, this is a new channel, and the
+        previous one is closed, which ends its calls.
         """
         current = None
         if self._folder is not None:
