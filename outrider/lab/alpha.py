@@ -60,9 +60,9 @@ def alpha(
 ) -> None:
     """Measure how often a target would accept what drafters propose, per sampling setting.
 
-    alpha is the mean of the sum of min(target, draft), the probability that a draft token is accepted by rejection
-    (Leviathan et al. 2023, Table 3); coupled and greedy are how often the draft's token is the target's under those
-    rules. A further table has the temperature of the draft alone at which alpha would be largest.
+    alpha is the probability that a draft token is accepted by the rule rejection: the mean of the sum of min(target,
+    draft) (Leviathan et al. 2023, Table 3). coupled and greedy are the same for these two rules, which accept a draft
+    token if the target chooses the same one. A last table has the draft's temperature at which alpha would be largest.
     """
     with errors_as_lines():
         for name, value in (("max-tokens", max_tokens), ("num-prompts", num_prompts)):

@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 import grpc
 
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task, a generator or a process on purpose, and are not reported as faults. Other exceptions
-that are not subclasses of Exception, such as panics of compiled code, are faults."""
+"""Exceptions that end a task, a generator or a process on purpose. They are not reported as faults. All other
+exceptions are, even those that are not subclasses of Exception, such as a panic of compiled code."""
 
 
 class OutriderError(Exception):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 FORM = "W,N,G, such as 5,4,5: a window of 5 columns, n-grams of 4 tokens, 5 of them verified at once"
-"""Description of the setting's form, for errors and documents."""
+"""Description of the text that the setting `lookahead` takes, for errors and documents."""
 _NUMBERS = re.compile(r"([0-9]{1,2}),([0-9]{1,2}),([0-9]{1,2})")
 _MIN_NGRAM = 3
 """Minimum number of tokens of an n-gram. With two, a column would only have the level of the text itself, whose

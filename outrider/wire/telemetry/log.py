@@ -108,7 +108,7 @@ def adopt_loggers() -> None:
 
 
 def log_end(process: str, message: str) -> None:
-    """Log why a process ends, as its last line. In text it has no time and no level."""
+    """Log why a process ends, as its last line. In the text format the line has no time and no level."""
     if _is_json():
         get_logger(process).critical("%s", message)
     elif _writer is None:

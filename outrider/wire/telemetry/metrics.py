@@ -444,7 +444,7 @@ class WorkerMetrics:
         """Counter of the prompt tokens of slots whose prompt was processed for the first time, including those in the
         prefix cache. rate(outrider_worker_prompt_tokens_total[5m]) is their number per second."""
         self.prefix_hit_tokens = counter("prefix_hit_tokens", "Of these, tokens found in the prefix cache.")
-        """Counter of those prompt tokens that were found in the prefix cache.
+        """Counter of the prompt tokens that were found in the prefix cache.
         rate(outrider_worker_prefix_hit_tokens_total[5m]) / rate(outrider_worker_prompt_tokens_total[5m]) is their
         fraction."""
         self.kv_blocks_cached = gauge("kv_blocks_cached", "KV blocks that no slot holds, kept for later prompts.")

@@ -115,7 +115,9 @@ class ServerThread:
     ) -> str:
         """Start the thread and the server. Return the server's address (host:port) once it listens.
 
-        The arguments are those of `start_server`. `add_services` is called on the new thread.
+        add_services: called on the new thread. port: 0 = take a free port. max_message_bytes: maximum bytes of a
+        received message. certificates: None = no TLS. max_control_bytes: maximum bytes of a message on a Control
+        stream; None = only max_message_bytes limits it. Raises ConfigError if the server cannot listen there.
         """
         self._thread.start()
         start = start_server(
