@@ -60,9 +60,9 @@ def alpha(
 ) -> None:
     """Measure how often a target would accept what drafters propose, per sampling setting.
 
-    alpha is the mean of the sum of min(target, draft), the probability that a draft token is accepted by rejection
-    (Leviathan et al. 2023, Table 3); coupled and greedy are how often the draft's token is the target's under those
-    rules. A further table has the temperature of the draft alone at which alpha would be largest.
+    alpha is the probability that a draft token is accepted by the rule rejection: the mean of the sum of min(target,
+    draft) (Leviathan et al. 2023, Table 3). coupled and greedy are the same for these two rules, which accept a draft
+    token if the target chooses the same one. A last table has the draft's temperature at which alpha would be largest.
     """
     with errors_as_lines():
         for name, value in (("max-tokens", max_tokens), ("num-prompts", num_prompts)):
@@ -113,8 +113,9 @@ def _is_combined(text: str) -> bool:
 
 
 def parse_drafter(text: str) -> dict[str, str | None]:
-    """Parse a drafter given on the command line, such as model:FOLDER or ngram. Return {"kind", "source"}; a source of
-    None = the drafter has none.
+    """Parse a drafter given on the command line, such as model:FOLDER or ngram. Return {"kind", "source"}, where
+    `source` is the folder, hub id or text file after the colon. `source` is None for the kinds that take none, ngram
+    and lookup.
 
     Raises ConfigError if the text does not name a drafter.
     """
@@ -142,10 +143,11 @@ def parse_drafter(text: str) -> dict[str, str | None]:
 
 
 def measure(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
-    """Measure in a child process, which imports torch. Return a row of estimates for each pair of a sampling setting
-    and a drafter.
+    """Run the measurement in a child process, so that this one need not import torch. Return one row of estimates for
+    each pair of a sampling setting and a drafter (see `Tally.row`).
 
-    task: the task that `outrider.lab.models.alpha` reads. notes: console for the progress. Raises OutriderError.
+    task: the fields of `outrider.lab.models.alpha_task.Task`. notes: console on which the progress is shown. Raises
+    OutriderError if the measurement fails.
     """
     found = run_module("outrider.lab.models.alpha", task, "measurement", grace_s=1.0)
     with reporting(notes, "starting") as show_message, closing(found) as events:
@@ -211,8 +213,8 @@ def _show_temperatures(rows: list[dict[str, Any]], names: Mapping[str, str], con
 
 
 def format_estimate(mean: float | None, error: float | None) -> str:
-    """Return an estimate as text. mean: None = there is none. error: half the width of its 95 % interval; None = it has
-    no interval.
+    """Return an estimate as text, such as "0.712±0.021". mean: the estimated mean; None gives "-". error: half the
+    width of its 95 % interval; None leaves the interval out.
     """
     if mean is None:
         return "-"
@@ -222,8 +224,8 @@ def format_estimate(mean: float | None, error: float | None) -> str:
 
 
 def names_of(drafters: Collection[str]) -> dict[str, str]:
-    """Return a short name for each drafter, by its full name. It consists of the kind and of the end of the path, as
-    long as is needed to differ from the other drafters.
+    """Return a short name for each drafter, by its full name (kind:path). The short name has the kind and only as many
+    of the path's last parts as make it unique: model:x, or model:a/x and model:b/x.
     """
     # "model:/a/x", "model:/b/x": "model:a/x", "model:b/x"
     num_drafters = Counter[str]()

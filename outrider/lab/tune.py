@@ -36,9 +36,9 @@ from outrider.wire.requests.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, Samp
 from outrider.wire.settings.system import flag_of
 
 CONCURRENCIES = (1, 2, 4, 8, 16)
-"""Default of --concurrency: the numbers of concurrent requests that are measured with --price."""
+"""Default of --concurrency: with --price, the speed is measured with each of these numbers of concurrent requests."""
 SECONDS = 30.0
-"""Default of --seconds: the time that is measured per concurrency and deployment with --price."""
+"""Default of --seconds: with --price, the seconds for which each deployment is measured at each concurrency."""
 
 Address = Annotated[
     str | None,
@@ -75,14 +75,14 @@ _NEEDS_MODEL = "every K is measured with a draft model (--draft FOLDER), and wha
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options of the measurement, apart from those of the system that is measured."""
+    """Options of the measurement. The settings of the measured system are not among them."""
 
     prompts: list[str]
     max_tokens: int
     """Number of output tokens of each request."""
     temperatures: list[float]
     cuts: dict[str, float]
-    """Those of the parameters top_p, top_k and min_p that were given, by name."""
+    """Values of top_p, top_k and min_p by name. A parameter that the user did not give is absent."""
     max_k: int
     """Largest K (draft tokens per round) to measure."""
     repeats: int
@@ -329,7 +329,9 @@ def _chosen(models: tuple[Model, ...], requested: str | None, address: str) -> M
 
 
 def up_command(workers: Workers, *, with_draft: bool = True) -> str:
-    """Return the command line of `outrider up` that starts the same pair, or only its target."""
+    """Return the command line of `outrider up` that starts a pair with these settings. with_draft: False = start its
+    target without a draft.
+    """
     roles = ["target"]
     if with_draft:
         roles.append("draft")
@@ -348,8 +350,10 @@ def up_command(workers: Workers, *, with_draft: bool = True) -> str:
 
 
 def start_with(study: Study, workers: Workers | None) -> str:
-    """Return the command that starts the system with the study's recommendation. workers: the pair that `outrider tune`
-    started; None = the gateway already ran, and only the environment variables for its settings are returned.
+    """Return the text from which a user starts the system with the study's recommendation.
+
+    workers: settings of the pair that `outrider tune` started; the text is then a whole command. None = the gateway
+    already ran; the text then has only the environment variables for the gateway.
     """
     options = study.options[study.choice.name]
     settings = environment(gateway_settings(options))

@@ -18,11 +18,11 @@ from outrider.wire.errors import ConfigError
 
 
 def prompt_ids(target: str, texts: Sequence[str], is_raw: bool) -> list[Ids]:
-    """Return the token ids of each prompt.
+    """Return the token ids of each prompt, as the target would get them when it is served.
 
-    If the target has a chat template, each prompt becomes a user's message in it, unless `is_raw`. Only the last
-    PROMPT_TOKENS tokens of a text are kept; the tokens of the template are added to them. target: folder of the target.
-    texts: the prompts. Raises ConfigError for a template that cannot be rendered.
+    If the target has a chat template and `is_raw` is False, each prompt is rendered as a user's message. Only the last
+    PROMPT_TOKENS tokens of a prompt's text are kept; tokens of the template are not counted. target: folder of the
+    target. Raises ConfigError for a template that cannot be rendered.
     """
     tokenizer = tokenizer_of(target)
     template = None

@@ -36,7 +36,9 @@ ATTENTION = "outrider_unrolled"
 
 
 class Steps(Cache):
-    """Cache of a head's keys and values in all steps of a training-time test: [B, KV, steps * N, hd] for each layer."""
+    """KV cache of a head in EAGLE-3's training-time test: for each layer the keys and values of all steps so far, [B,
+    KV, steps * N, hd] each. Step k runs the head for draft token k of every chain.
+    """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -45,7 +47,9 @@ class Steps(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [B, KV, N, hd] of a step. Return those of all steps so far."""
+        """Append the keys and values [B, KV, N, hd] that a step computed in layer `layer_idx`. Return the layer's keys
+        and values of all steps so far, [B, KV, steps * N, hd] each.
+        """
         keys = key_states
         values = value_states
         if layer_idx in self._stored:
@@ -57,10 +61,12 @@ class Steps(Cache):
 
 
 def attention_mask(num_entries: int, step: int, device: torch.device) -> Tensor:
-    """Return the attention mask of a step: [N, (step + 1) * N] bool over the keys of steps 0 to `step`; True = attends.
+    """Return the attention mask of a step of the training-time test, [N, (step + 1) * N] bool, over the keys of steps 0
+    to `step`. True = the entry attends to the key.
 
-    Entry i attends to the entries of step 0 up to i - step, where its chain began, and to one entry of each later step:
-    the draft token of its own chain.
+    num_entries: N, the number of entries (token positions) of a step. In step k, entry i is draft token k of the chain
+    that began at entry i - k. It attends to the entries of step 0 up to that one, and in each later step to its own
+    chain's draft token.
     """
     # N = 4, step = 1; row 2 is [1 1 0 0 | 0 0 1 0]: e0, e1 of step 0 and f2 of step 1
     entries = torch.arange(num_entries, device=device)  # [N]
@@ -83,11 +89,11 @@ def _attend(
 def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, *, repeats_heads: bool
 ) -> Tensor:
-    """Return the attention [B, H, N, hd] of query [B, H, N, hd] over key and value [B, KV, M, hd], with a mask [N, M].
+    """Return the attention [B, H, N, hd] of query [B, H, N, hd] over key and value [B, KV, M, hd]. mask: [N, M] bool,
+    True = attends. scaling: factor on the scores.
 
-    scaling: factor on the scores. repeats_heads: whether keys and values are copied for each query head. Torch's
-    memory-efficient kernel needs that on a GPU: with enable_gqa only its math backend takes a mask, which allocates all
-    scores, [B, H, N, M] float32.
+    repeats_heads: whether keys and values are copied for each query head. On a GPU they must be: with enable_gqa torch
+    takes a mask only in its math backend, which allocates all scores, [B, H, N, M] float32.
     """
     if repeats_heads:
         num_repeats = query.shape[1] // key.shape[1]
@@ -112,12 +118,13 @@ class ProjectedHead(nn.Module):
     def new(
         cls, target: TargetFiles, start: str | None, taps: Sequence[int], kept: Tensor | None, seed: int
     ) -> ProjectedHead:
-        """Return an untrained head with the shape of one layer of a model, and with the model's embedding and lm_head.
+        """Return an untrained head: one random layer with the sizes of a layer of a source model, with the source's
+        embedding and lm_head.
 
-        target: the target. start: folder of a draft, which is that model; None = it is the target, whose embedding is
-        then not trained. taps: indices of the target's hidden states that the head reads. kept: the token ids [Vd]
-        int64 that the head can propose, ascending; None = all. seed: seed of the random weights. Raises ConfigError for
-        a model whose layer is not shaped like Llama's.
+        start: folder of a draft model as the source. None = the target is the source, and its embedding is not trained.
+        taps: indices of the target's hidden states that the head reads. kept: the token ids [Vd] int64 that the head
+        can propose, ascending; None = all. seed: seed of the random weights. Raises ConfigError if the source's layer
+        is not shaped like Llama's.
         """
         source = target
         if start is not None:
@@ -142,12 +149,12 @@ class ProjectedHead(nn.Module):
         return module
 
     def forward(self, ids: Tensor, taps: Tensor, num_steps: int) -> list[Tensor]:
-        """Return, for each step, the input of the lm_head [B, N, d], where N = T - 1 and entry i is that of token i +
-        1.
+        """Return the inputs of the lm_head in each step of the training-time test: a list of num_steps tensors [B, N,
+        d], where N = T - 1.
 
-        Entry i of step k gives the distribution of the token after token i + 1, as draft token k of a chain that began
-        at entry i - k. In step k the entries before entry k have no such chain and no meaning. ids: [B, T] int64. taps:
-        [B, T, m, dt], the target's hidden states. num_steps: number of draft tokens of a chain.
+        In step k, entry i belongs to draft token k of the chain that began at entry i - k. From it the lm_head predicts
+        the token at index i + 2 of `ids`. Entries before entry k have no chain, and no meaning. ids: [B, T] int64.
+        taps: [B, T, m, dt], m hidden states of the target for each token. num_steps: number of draft tokens of a chain.
         """
         head = self.head
         hidden = self.fc(taps[:, :-1].flatten(2))  # [B, N, d], of the token before
@@ -168,7 +175,7 @@ class Eagle3:
     """Student that is an EAGLE-3 head with its projection."""
 
     depth_limit = None
-    """None, since the head can draft any number of tokens in a round."""
+    """Maximum number of draft tokens of a round: None, since the head can draft any number."""
 
     def __init__(self, module: ProjectedHead, num_steps: int, device: str) -> None:
         """Move the head to the device. num_steps: number of draft tokens of a chain that are trained."""
@@ -192,7 +199,11 @@ class Eagle3:
         return cls(module, 1, device)
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the head's logits in each step of a training-time test, as `Student.draft_logits`."""
+        """Yield the head's logits for the draft tokens at depth 0, 1, ... `depth` - 1. Each depth is one step of
+        EAGLE-3's training-time test, in which the head reads its own output of the step before.
+
+        batch: the texts. target_output: the target's hidden states along them, which step 0 reads.
+        """
         with mixed_precision(self._device):
             outputs = self.module(batch.ids, target_output.taps(self.module.head.facts.taps), depth)
         for step, output in enumerate(outputs):
@@ -204,7 +215,7 @@ class Eagle3:
     def save(self, folder: Path) -> None:
         """Write head and projection in bfloat16 to `folder`, in the layout of EAGLE's repository.
 
-        The embedding is left out if it is the target's.
+        The embedding is left out if it is not trained, since it is then the target's.
         """
         head, facts = self.module.head, self.module.head.facts
         tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in head.state_dict().items()}

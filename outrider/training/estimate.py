@@ -13,17 +13,19 @@ import torch
 from outrider.training.run import peak_bytes
 
 TRIAL_S = 0.2
-"""Seconds for which a matrix product is timed. Two products are timed: one of generating and one of training."""
+"""Seconds for which one matrix product is timed. Two products are timed: one as in generating text, one as in
+training."""
 TRIAL_WIDTH = 1024
 """Number of inputs and of outputs of the matrix that is timed: 4 MiB of weights in float32, more than the cache of a
 core."""
 GENERATED_AT_ONCE = 64
-"""Number of rows of a step while text is generated."""
+"""Number of rows (one per output) of a forward while text is generated."""
 FLOAT_BYTES = 4
 ADAM_FLOATS = 4
-"""Numbers in memory for each trained parameter: the parameter, its gradient and two moments of the optimizer."""
+"""Number of floats in memory for each trained parameter: the parameter, its gradient and two moments of the
+optimizer."""
 SAVED_FLOATS = 4
-"""Numbers on disk for each trained parameter: three in the checkpoint, and one in the result."""
+"""Number of floats on disk for each trained parameter: three in the checkpoint, and one in the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +36,16 @@ class TrainingSizes:
     num_trained_parameters: int
     vocab_size: int
     num_answers: int
-    """Number of outputs that the target generates, to train and to measure on."""
+    """Number of outputs that the target generates: those to train on and those on which acceptance is measured."""
     max_tokens: int
     """Maximum number of tokens of an output."""
     prompt_tokens: int
     """Mean number of tokens of a prompt."""
     updates: int
     batch_size: int
-    """Number of outputs in an update."""
+    """Number of outputs that one update of the weights trains on."""
     depth: int
-    """Number of draft tokens that are trained after each token of the text."""
+    """Number of draft tokens for which a loss is computed after each token of the text."""
 
     @property
     def generation_flops(self) -> float:
@@ -58,21 +60,24 @@ class TrainingSizes:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in memory: the target, the student with its optimizer, and three times the logits of a batch."""
+        """Bytes of memory that the training needs: for the target, for the student with its optimizer, and for three
+        copies of the logits of a batch.
+        """
         num_logits = 3 * self.batch_size * self.max_tokens * self.vocab_size
         return FLOAT_BYTES * (self.num_target_parameters + ADAM_FLOATS * self.num_trained_parameters + num_logits)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk: the generated text, the checkpoint and the result."""
+        """Bytes on disk that the training needs: for the generated text, the checkpoint and the result."""
         num_tokens = self.num_answers * (self.max_tokens + self.prompt_tokens)
         return FLOAT_BYTES * (num_tokens + SAVED_FLOATS * self.num_trained_parameters)
 
 
 def describe(sizes: TrainingSizes, device: str) -> str:
-    """Return a line with the estimated time, memory and disk space of a training.
+    """Return a line of text with the estimated time, memory and disk space of a training.
 
-    This times matrix products on `device` for half a second. The memory includes what this process uses already.
+    The function times matrix products on `device`, which takes about half a second. The estimated memory includes what
+    this process uses already.
     """
     memory_bytes = peak_bytes() + sizes.memory_bytes
     writing_s = sizes.generation_flops / flops_per_s(GENERATED_AT_ONCE, device)
@@ -84,7 +89,9 @@ def describe(sizes: TrainingSizes, device: str) -> str:
 
 
 def flops_per_s(num_rows: int, device: str) -> float:
-    """Measure a matrix product of `num_rows` rows in float32. Return its floating-point operations per second."""
+    """Time the product of a float32 matrix of `num_rows` rows (at most 1024) with one of TRIAL_WIDTH x TRIAL_WIDTH.
+    Return the floating-point operations per second.
+    """
     weights = torch.ones(TRIAL_WIDTH, TRIAL_WIDTH, device=device)
     rows = torch.ones(min(num_rows, 1024), TRIAL_WIDTH, device=device)
     rows @ weights  # the first is slower

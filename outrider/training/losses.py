@@ -16,10 +16,11 @@ from torch.nn.functional import log_softmax
 LossName = Literal["kl", "lk"]
 LOSSES: tuple[str, ...] = get_args(LossName)
 LK_DECAY = 3.0
-"""Rate at which the weight of the divergence in the loss `lk` falls as acceptance rises (2602.23881). The loss needs
-both parts: by the acceptance alone, a drafter that begins far from the target does not improve."""
+"""Rate at which the weight of the divergence in the loss `lk` falls as acceptance rises (2602.23881): the weight is
+exp(-LK_DECAY * mean acceptance). The divergence is needed because a drafter that begins far from the target does not
+improve by the acceptance term alone."""
 DEPTH_DECAY = 0.8
-"""Factor from the weight of a draft token's loss to that of the next draft token in the round (EAGLE-3, Medusa)."""
+"""Factor by which the weight of the loss falls from one draft token of a round to the next (EAGLE-3, Medusa)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class TargetDistribution:
     probs: Tensor
     """Probabilities [M, W] float32. The sum of a row is less than 1 if the drafter cannot propose all ids."""
     entropy: Tensor
-    """[M] float32 in nats: minus the sum of probs * log(probs) over the ids that the drafter can propose."""
+    """Entropy at each position, [M] float32, in nats: minus the sum of probs * log(probs) over the W token ids."""
 
     @classmethod
     def of(cls, logits: Tensor, ids: Tensor | None) -> TargetDistribution:
@@ -45,33 +46,33 @@ class TargetDistribution:
         return cls(probs, -(probs * log_probs).sum(dim=-1))
 
     def at(self, rows: Tensor) -> TargetDistribution:
-        """Return the distributions at the positions with the indices `rows` [N] int64."""
+        """Return the distributions of N of the M positions. rows: indices of these positions, [N] int64."""
         return TargetDistribution(self.probs[rows], self.entropy[rows])
 
 
 def acceptance(target: TargetDistribution, log_draft: Tensor) -> Tensor:
-    """Return [M] float32: the probability that a token drawn from the draft's distribution is accepted, at each
-    position.
+    """Return, for each position, the probability that a token drawn from the draft's distribution is accepted: [M]
+    float32.
 
-    It is the sum of min(target, draft) (Leviathan et al. 2023, Corollary 3.6). log_draft: the draft's log-probabilities
-    [M, W] float32.
+    It is the sum of min(target, draft) over the token ids (Leviathan et al. 2023, Corollary 3.6). log_draft: the
+    draft's log-probs, [M, W] float32.
     """
     return torch.minimum(target.probs, log_draft.exp()).sum(dim=-1)
 
 
 def divergence(target: TargetDistribution, log_draft: Tensor) -> Tensor:
-    """Return [M] float32: KL(target || draft) over the ids that the draft can propose, in nats. log_draft: the draft's
-    log-probabilities [M, W] float32.
+    """Return the divergence KL(target || draft) at each position, [M] float32, in nats. It is summed over the W token
+    ids that the draft can propose. log_draft: the draft's log-probs, [M, W] float32.
     """
     return -target.entropy - (target.probs * log_draft).sum(dim=-1)
 
 
 def loss_of(name: LossName, target: TargetDistribution, logits: Tensor) -> Tensor:
-    """Return the mean loss [] float32 of a draft's logits [M, W] over M >= 1 positions.
+    """Return the mean loss over M >= 1 positions, [] float32. logits: the draft's logits, [M, W].
 
-    name: kl = the divergence; lk = weight * divergence + (1 - weight) * TV, where TV is 1 - acceptance and weight is
-    exp(-LK_DECAY * mean acceptance), through which no gradient flows. While little is accepted, the divergence
-    dominates; later the acceptance itself is maximised (2602.23881).
+    name: "kl" = the divergence. "lk" = weight * divergence + (1 - weight) * (1 - acceptance), where weight is
+    exp(-LK_DECAY * mean acceptance) and passes no gradient. So the divergence dominates while little is accepted, and
+    later the acceptance itself is maximised (2602.23881).
     """
     log_draft = log_softmax(logits.float(), dim=-1)  # [M, W] float32
     mean_divergence = divergence(target, log_draft).mean()  # []

@@ -22,19 +22,20 @@ from outrider.training.written import Answer
 AT_ONCE = 4
 """Number of outputs that are measured in one forward."""
 DEPTH = 3
-"""Maximum number of draft tokens of a round whose acceptance is reported."""
+"""Number of draft tokens of a round whose acceptance is reported: the first DEPTH, or fewer if the student drafts
+fewer."""
 
 
 @torch.no_grad()
 def measure_acceptance(
     drafter: str, student: Student, teacher: Teacher, answers: Sequence[Answer], temperature: float
 ) -> list[dict[str, Any]]:
-    """Return a row of the report for each depth: the mean acceptance probability of the draft token at this depth.
+    """Return one row of the report for each depth (position of a draft token in its round): the mean probability that
+    the draft token there is accepted, with the fields of `Estimate`.
 
-    Each row has the confidence interval of the mean, as `Estimate`. The probability is that of the rejection rule,
-    given that the earlier draft tokens of the round were accepted. At temperature 0 it is 1 if both models have the
-    same most likely token, else 0. drafter: its name in the rows. answers: outputs that were generated at
-    `temperature`.
+    The probability is that of the rejection rule, given that the round's earlier draft tokens were accepted. At
+    temperature 0 it is 1 if both models have the same most likely token, otherwise 0. drafter: name of the drafter in
+    the rows. answers: outputs that the target generated at `temperature`.
     """
     student.module.eval()
     depth = min(DEPTH, student.depth_limit or DEPTH)
@@ -65,7 +66,8 @@ def measure_acceptance(
 
 
 Accept = Callable[[DraftLogits], Tensor]
-"""Function that returns the acceptance probability [M] float32 of the draft token at each position of one depth."""
+"""Function that takes the logits of the draft tokens of one depth, and returns the acceptance probability of each: [M]
+float32."""
 
 
 def _match_best(target_output: TargetOutput, ids: Tensor | None) -> Accept:

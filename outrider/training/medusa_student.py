@@ -20,7 +20,7 @@ class Medusa:
     """Student that is a set of Medusa heads, each a residual layer. Head k drafts token k of a round."""
 
     ids = None
-    """None, since the heads can propose all token ids."""
+    """Token ids that the heads can propose: None, since they can propose all."""
 
     def __init__(self, heads: MedusaHeads, device: str) -> None:
         self._device = device
@@ -53,7 +53,10 @@ class Medusa:
         return cls(MedusaHeads.of(files.facts, files.tensors), device)
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the logits of each head below `depth`, as `Student.draft_logits`."""
+        """Yield the logits of head 0, 1, ... `depth` - 1. Head k predicts the draft token at depth k of every round.
+
+        batch: the texts. target_output: the target's last hidden states along them, which the heads read.
+        """
         hidden = target_output.hidden[NORMED].float()  # [B, T, dt] float32
         for skipped, block in enumerate(list(self.module.blocks)[:depth]):
             mask = batch.trained_mask(skipped)  # [B, T] bool
@@ -63,8 +66,8 @@ class Medusa:
             yield DraftLogits(skipped, indices_of(mask), logits)
 
     def save(self, folder: Path) -> None:
-        """Write the heads in bfloat16 to `folder` under the names of Medusa's repository, without the target's
-        lm_head.
+        """Write the heads in bfloat16 to `folder`, with the tensor names of Medusa's repository. The lm_head is left
+        out, since it is the target's.
         """
         facts = self.module.facts
         tensors = {}

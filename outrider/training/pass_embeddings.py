@@ -34,10 +34,12 @@ class _Tree(NamedTuple):
 
 
 class LookaheadEmbeddings:
-    """Student that is a set of L look-ahead embeddings. The j-th stands for the j-th token that is still to come."""
+    """Student that is a set of L look-ahead embeddings (PaSS). In the target's input, the j-th embedding stands for the
+    j-th token after the known text. The target's logits at it propose the token after that one.
+    """
 
     ids = None
-    """None, since the target, which computes the logits, can propose all token ids."""
+    """Token ids that the student can propose: None, since the target computes the logits and can propose all."""
 
     def __init__(self, teacher: Teacher, embeddings: Tensor) -> None:
         """Take the initial embeddings [L, width]. Raises ConfigError for a target that cannot run token trees."""
@@ -68,10 +70,11 @@ class LookaheadEmbeddings:
         return cls(teacher, read_embeddings(folder, teacher.network.get_input_embeddings().embedding_dim))
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the target's logits at the look-ahead ids, as `Student.draft_logits`.
+        """Yield the target's logits at the look-ahead embeddings 0, 1, ... `depth` - 1, which predict the draft tokens
+        at these depths.
 
-        One forward reads the whole text and, after each of up to GROUPS of its tokens, a chain of L look-ahead ids: a
-        token tree.
+        A single forward over a token tree computes them. The tree has the whole text and, after up to GROUPS of its
+        tokens, a chain of all L embeddings. batch: the texts. target_output: not used.
         """
         num_ids, length = self.depth_trained, batch.ids.shape[1]
         roots = _choose_roots(batch)  # [B, G] int64
@@ -95,7 +98,9 @@ class LookaheadEmbeddings:
             yield DraftLogits(skipped, places[is_trained][depths == skipped], logits[depths == skipped])
 
     def save(self, folder: Path) -> None:
-        """Write the embeddings in bfloat16 to `folder`, in the form that `read_embeddings` reads."""
+        """Write the embeddings in bfloat16 to model.safetensors in `folder`, from which the drafter `pass`
+        loads them.
+        """
         write_tensors(folder, {NAME: self.module.weight.detach().to("cpu", torch.bfloat16)})
 
 

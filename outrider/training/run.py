@@ -35,13 +35,13 @@ REPORT_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Settings that determine the trained weights, together with the text and the untrained student."""
+    """Settings of a training. Together with the text and the untrained student they determine the trained weights."""
 
     loss: LossName
     updates: int
-    """Number of updates of the whole training."""
+    """Number of updates of the weights in the whole training."""
     batch_size: int
-    """Number of outputs in an update."""
+    """Number of outputs that one update of the weights trains on."""
     seed: int
 
 
@@ -50,17 +50,17 @@ class Progress:
     """State of a training, for a report."""
 
     updates: int
-    """Number of updates so far."""
+    """Number of updates of the weights so far."""
     loss: float
-    """Mean loss of the updates since the last report; an update's loss is the sum over depths."""
+    """Mean loss of the updates since the previous report. The loss of an update is the weighted sum over all depths."""
     tokens_per_s: float
-    """Tokens of batches per second, prompts included, since this process began to train."""
+    """Number of tokens of prompts and outputs per second, since this process began to train."""
     peak_bytes: int
-    """Largest number of bytes of memory that the process ever used."""
+    """Largest amount of memory that this process has used so far, in bytes."""
 
 
 class TrainingRun:
-    """One training, with its checkpoint in a folder of its own."""
+    """One training with its checkpoint, which is kept in a folder and from which the training can be continued."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class TrainingRun:
         self.num_updates = 0
         """Number of updates so far, in all processes that ran this training."""
         self.trained_s = 0.0
-        """Time in seconds that these updates took."""
+        """Seconds that the updates in `num_updates` took."""
         facts = {**facts, **asdict(plan)}
         if self._path.is_file():
             _check_same(folder, facts)
@@ -133,9 +133,9 @@ class TrainingRun:
         self._save()
 
     def update(self, batch: Batch) -> float:
-        """Make one update with the outputs of `batch`. Return its loss, summed over depths.
+        """Update the weights once, by the outputs in `batch`. Return the loss, a weighted sum over all depths.
 
-        Raises OutriderError for a loss that is not finite; the weights are then not changed.
+        Raises OutriderError if the loss is not finite; the weights are then not changed.
         """
         plan, student = self._plan, self._student
         target_output = self._teacher.see(batch)
@@ -172,7 +172,7 @@ class TrainingRun:
 
 
 def peak_bytes() -> int:
-    """Return the largest number of bytes of memory that this process ever used."""
+    """Return the largest amount of memory that this process has used so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -31,13 +31,13 @@ class DraftLogits:
     depth: int
     """Index of the draft token in its round, from 0."""
     places: Tensor
-    """[M] int64: index, in the flattened batch [B * T], of the token before each draft token, ascending."""
+    """Index of the token before each draft token, in the batch flattened to [B * T]. [M] int64, ascending."""
     logits: Tensor
     """Logits [M, W] over the token ids in the student's `ids`."""
 
 
 class Student(Protocol):
-    """Drafter in training."""
+    """A drafter that is trained: a draft model, a head or look-ahead embeddings."""
 
     @property
     def module(self) -> nn.Module:
@@ -49,33 +49,36 @@ class Student(Protocol):
 
     @property
     def depth_trained(self) -> int:
-        """Number of depths whose losses are summed in an update."""
+        """Number of draft tokens of a round that are trained: an update sums their losses."""
 
     @property
     def depth_limit(self) -> int | None:
         """Maximum number of draft tokens of a round that the student can propose; None = no limit."""
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the student's logits for the draft tokens at depth 0, then 1, up to `depth` - 1.
+        """Yield the student's logits for the draft tokens at depth 0, 1, ... `depth` - 1. At depth d they are those at
+        the tokens of `batch.trained_mask(d)`.
 
-        Logits are those at the tokens of `batch.trained_mask(d)` for depth d. The batch's text is the target's own
-        output, so that the student reads what it would read had the target accepted all earlier draft tokens.
-        target_output: of the target for this batch; heads read its hidden states.
+        The texts of the batch are the target's own outputs, so the student reads what it would read after the target
+        accepted all earlier draft tokens. target_output: the target's output for this batch, whose hidden states heads
+        read.
         """
 
     def save(self, folder: Path) -> None:
-        """Write the files that a draft worker loads to `folder`, with weights in bfloat16."""
+        """Write the files with which a worker uses the trained drafter to `folder`, with weights in bfloat16."""
 
 
 class Draft:
-    """Student that is a causal language model. Its logits after a token are the same at every depth."""
+    """Student that is a draft model (a causal language model). Its logits after a token do not depend on the depth at
+    which they are used.
+    """
 
     ids = None
-    """None, since the model can propose all token ids."""
+    """Token ids that the model can propose: None, since it can propose all."""
     depth_trained = 1
-    """One depth, since the loss is the same at every depth."""
+    """Number of draft tokens of a round that are trained: one, since the others would have the same loss."""
     depth_limit = None
-    """None, since the model can draft any number of tokens in a round."""
+    """Maximum number of draft tokens of a round: None, since the model can draft any number."""
 
     def __init__(self, folder: str, vocab_size: int, device: str) -> None:
         """Load the model of `folder` in float32.
@@ -96,7 +99,9 @@ class Draft:
         self.module = network.to(device)
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Run one forward. Yield its logits at the positions of each depth, as `Student.draft_logits`."""
+        """Run one forward over the batch. Yield its logits at the tokens of each depth from 0 to `depth` - 1.
+        target_output: not used, since a model reads no hidden states.
+        """
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]
         for skipped in range(depth):
@@ -118,8 +123,8 @@ class Draft:
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors to model.safetensors in `folder` with the permissions of a new file. Safetensors' own `save_file`
-    makes a file that no other user can read.
+    """Write tensors to model.safetensors in `folder`, with the usual permissions of a new file. (Safetensors' own
+    `save_file` makes a file that only its owner can read.)
     """
     data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
     (folder / "model.safetensors").write_bytes(data)

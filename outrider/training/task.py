@@ -17,8 +17,8 @@ from outrider.training.written import Ids
 from outrider.wire.errors import ConfigError
 
 REPORT = "training.json"
-"""Name of the file, in the folder of the weights, with the settings of the training and the acceptance before and after
-it."""
+"""Name of a file that is written beside the trained weights. It has the settings of the training, and the acceptance
+before and after it."""
 
 Kind = Literal["eagle3", "medusa", "pass", "draft"]
 
@@ -31,30 +31,31 @@ class Task:
     target: str
     """Folder of the target."""
     out: str
-    """Folder for the result."""
+    """Folder to which the trained weights and the report are written."""
     work: str
     """Folder for the generated text and for checkpoints."""
     prompts: list[str]
     """Prompts to train on. The target generates an output for each of them."""
     held_apart: list[str]
-    """Prompts on which acceptance is measured, at each temperature."""
+    """Prompts that are not trained on. Acceptance is measured on the target's outputs for them, at each temperature."""
     temperatures: list[float]
-    """Temperatures of the outputs. The prompts take them in turn."""
+    """Temperatures at which the target generates outputs. The prompts use them in rotation."""
     start: str | None
-    """Folder of a draft. The kind `draft` begins with its weights; `eagle3` takes its shape, embedding and lm_head.
-    None = no draft."""
+    """Folder of a draft model to begin with. The kind `draft` trains its weights further; `eagle3` uses its sizes,
+    embedding and lm_head. None = there is no such model."""
     loss: LossName
     depth: int
-    """Number of draft tokens that are trained: steps of EAGLE-3's training-time test, Medusa heads, or look-ahead
-    embeddings."""
+    """Number of draft tokens of a round that are trained. It is the number of steps of EAGLE-3's training-time test, of
+    Medusa heads or of look-ahead embeddings."""
     taps: list[int] | None
-    """Indices of the target's hidden states that `eagle3` reads; None = an early, a middle and a late one."""
+    """Indices of the target's hidden states that `eagle3` reads. None = one from an early, one from a middle and one
+    from a late layer (`default_taps`)."""
     draft_vocab: int | None
     """Number of token ids that `eagle3` can propose, the most frequent in the text; None = all."""
     updates: int
-    """Number of updates of the whole training."""
+    """Number of updates of the weights in the whole training."""
     batch_size: int
-    """Number of outputs in an update."""
+    """Number of outputs that one update of the weights trains on."""
     max_tokens: int
     """Maximum number of tokens of an output."""
     seed: int
@@ -66,9 +67,11 @@ class Task:
 
 
 def check_folders(task: Task) -> dict[str, int]:
-    """Check the folders of a training. Return the number of parameters of the target and of --start, by folder.
+    """Check the folders of a training. Return the number of parameters of the target and of the model `start`, by
+    folder.
 
-    Raises ConfigError for a model of which a file is missing, and if --out contains anything but an earlier training.
+    Raises ConfigError if a file of a model is missing, if the two models' tokenizers differ, or if the folder `out`
+    holds anything but an earlier training.
     """
     num_parameters: dict[str, int] = {}
     for model in (task.target, task.start):
@@ -97,8 +100,8 @@ def estimate_sizes(
 ) -> TrainingSizes:
     """Return the sizes from which the cost of a training is estimated.
 
-    num_parameters: numbers of parameters of the target and of --start by folder, from `check_folders`. num_answers:
-    number of outputs to generate. prompts: token ids of the prompts to train on.
+    target: files of the target. num_parameters: result of `check_folders`. num_answers: number of outputs that the
+    target will generate. prompts: token ids of the prompts to train on.
     """
     num_target = num_parameters[task.target]
     if task.start is not None:

@@ -24,7 +24,9 @@ from outrider.wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B outputs of the target with their prompts, padded at the end to T tokens."""
+    """B texts, each a prompt with the target's output for it. They are padded at the end to the length T of
+    the longest.
+    """
 
     ids: Tensor
     """Token ids of prompts and outputs, [B, T] int64; 0 for padding."""
@@ -44,10 +46,10 @@ class Batch:
         return cls(torch.from_numpy(ids).to(device), counts[:, 0], counts[:, 1])
 
     def trained_mask(self, depth: int) -> Tensor:
-        """Return [B, T] bool: the tokens after which a draft token of this depth is trained.
+        """Return a mask [B, T] bool of the tokens after which a draft token of this depth is trained.
 
-        A draft token of depth k belongs to a round that began k tokens earlier, at the last token of the prompt or
-        later. The token that it predicts must be part of the text.
+        depth: position of the draft token in its round, from 0. The round began `depth` tokens earlier, at the prompt's
+        last token or later. The token to be predicted must be part of the text, not padding.
         """
         # 2 prompt tokens, 5 in all: depth 0 [0 1 1 1 0], depth 1 [0 0 1 1 0]
         positions = torch.arange(self.ids.shape[1], device=self.ids.device)  # [T]
@@ -59,27 +61,29 @@ class TargetOutput:
     """The target's logits and hidden states along a batch."""
 
     logits: Tensor
-    """Logits [M, V] float32 after the M tokens of `Batch.trained_mask(0)`."""
+    """Logits after M tokens of the batch, [M, V] float32. These are the tokens of `Batch.trained_mask(0)`."""
     places: Tensor
-    """Indices of these tokens in the flattened batch [B * T], [M] int64, ascending."""
+    """Indices of these M tokens in the batch flattened to [B * T]. [M] int64, ascending."""
     hidden: Sequence[Tensor]
-    """Hidden states: taps 0 to n - 1 of n layers, each [B, T, dt], and as the last the one after the final norm. Empty
-    if transformers gives none."""
+    """Hidden states [B, T, dt] of a target with n layers: entries 0 to n - 1 are the inputs of the layers, and the last
+    entry is the state after the final norm. Empty if transformers returns no hidden states."""
 
     def rows(self, places: Tensor) -> Tensor:
-        """Return the rows [N] int64 of `logits` for N tokens. places: their indices, which must be in `self.places`."""
+        """Return the rows of `logits` that belong to N tokens, [N] int64. places: the tokens' indices in the flattened
+        batch, which must all be in `self.places`.
+        """
         return torch.searchsorted(self.places, places)
 
     def taps(self, is_selected: Sequence[int]) -> Tensor:
-        """Return the target's hidden states [B, T, m, dt] float32 at m layers.
+        """Return m of the target's hidden states for each token, [B, T, m, dt] float32.
 
-        is_selected: m indices into `hidden`, of which NORMED is the last: the hidden states after the final norm.
+        is_selected: m indices into `hidden`. NORMED selects the last entry, the state after the final norm.
         """
         return torch.stack([self.hidden[tap].float() for tap in is_selected], dim=2)
 
 
 class Teacher:
-    """The target in a training. Its weights are not changed."""
+    """The target as the model that a student learns to predict. Its weights are not changed."""
 
     def __init__(self, folder: str, device: str) -> None:
         """Load the model of `folder`: in float32 on a CPU, in the dtype of its files on a GPU.
@@ -112,11 +116,11 @@ class Teacher:
     def logits_of(
         self, embedded: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor], is_selected: Tensor
     ) -> Tensor:
-        """Run a forward over embeddings. Return the logits [M, V] float32 at the positions where `is_selected` is True.
-        Gradients flow back to the embeddings.
+        """Run a forward of the target over embeddings instead of token ids. Return the logits [M, V] float32 at the M
+        positions where `is_selected` is True. Gradients flow back to the embeddings.
 
-        embedded: [B, Q, dt]. positions: [B, Q] int64. is_selected: [B, Q] bool. mask: the attention mask in the form
-        that the model takes; a dict has one for each type of layer.
+        embedded: [B, Q, dt], for Q tokens of each text. positions: [B, Q] int64. is_selected: [B, Q] bool. mask: the
+        attention mask in the form that the model expects; a dict has one mask per type of layer.
         """
         with mixed_precision(self.device), self._logits_at(is_selected):
             output = self.network(inputs_embeds=embedded, position_ids=positions, attention_mask=mask, use_cache=False)
@@ -133,7 +137,9 @@ class Teacher:
             hook.remove()
 
     def check_hidden(self) -> None:
-        """Raise ConfigError unless transformers gives the hidden states of all layers."""
+        """Raise ConfigError if transformers does not return a hidden state of the target's width before every layer and
+        after the final norm.
+        """
         probe = Batch.of([Answer(np.zeros(2, dtype=np.int32), 1, 0.0)], self.device)
         shapes = [tuple(state.shape) for state in self.see(probe).hidden]
         if shapes != [(1, 2, self.width)] * (self.num_layers + 1):
@@ -144,17 +150,17 @@ class Teacher:
 
 
 def indices_of(mask: Tensor) -> Tensor:
-    """Return the indices [M] int64, in the flattened batch, of the tokens at which `mask` [B, T] is True,
+    """Return the indices of the tokens at which `mask` [B, T] is True, in the batch flattened to [B * T]. [M] int64,
     ascending.
     """
     return mask.flatten().nonzero()[:, 0]
 
 
 def shuffled(count: int, size: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield batches as indices [size] int64 of `count` outputs, without end. Each epoch has another order, which
-    depends on `seed`.
+    """Yield batches without end. A batch is the indices [size] int64 of some of `count` outputs. Each epoch (pass over
+    all outputs) has another order, which depends on `seed`.
 
-    The last indices of an epoch, too few for a batch, begin the first batch of the next epoch.
+    If the indices left at the end of an epoch are too few for a batch, they begin the next epoch's first batch.
     """
     remaining = np.empty(0, dtype=np.int64)
     epoch = 0

@@ -43,15 +43,16 @@ SHARED_CHARS = 50
 measured. A line of code is about as long."""
 
 Report = Callable[[str, str, int, int], None]
-"""Function that is called with a stage, a text for the user, and how much of how much of the stage is done. It may
-raise StopRequested."""
+"""Callback that shows the progress: `report(stage, text, done, total)`, where `done` of `total` units of the stage are
+finished. It may raise StopRequested."""
 
 
 def train(task: Task, stop: StopFlag, report: Report) -> dict[str, Any]:
-    """Train with the settings in `task`, save the result in `task.out` and return the content of its REPORT.
+    """Train with the settings in `task`, save the result in the folder `task.out`, and return the content of its file
+    REPORT.
 
-    stop: ends the training when it is set. report: called with the progress. Raises OutriderError if the training is
-    not possible, and StopRequested after `stop`, with a checkpoint saved.
+    stop: flag that ends the training when it is set. report: called with the progress. Raises OutriderError if the
+    training is not possible. Raises StopRequested once `stop` is set, after a checkpoint was saved.
     """
     num_parameters = check_folders(task)
     target = TargetFiles(task.target)
@@ -138,8 +139,8 @@ def _facts(task: Task, assignment: GenerationTask, student: Student) -> dict[str
 def measure(
     name: str, student: Student, teacher: Teacher, answers: Sequence[Answer], report: Report
 ) -> list[dict[str, Any]]:
-    """Return the rows of `measure_acceptance` for the outputs of each temperature. name: the drafter's name in the
-    rows.
+    """Return the report's rows on acceptance (see `measure_acceptance`) for the outputs `answers`, separately for each
+    of their temperatures. name: name of the drafter in the rows.
     """
     rows: list[dict[str, Any]] = []
     temperatures = sorted({answer.temperature for answer in answers})
@@ -195,9 +196,10 @@ def _load_student(task: Task, target: TargetFiles, teacher: Teacher) -> Student:
 
 
 def default_taps(num_layers: int) -> list[int]:
-    """Return an early, a middle and a late tap: EAGLE-3's own if the target has enough layers for them.
+    """Return the indices of three hidden states of the target for a head to read: from an early, a middle and a late
+    layer. They are those of EAGLE-3 if the target has enough layers.
 
-    The list is shorter if the target has fewer than three layers.
+    A target with fewer than three layers has fewer of them.
     """
     published = [2, num_layers // 2, num_layers - 3]
     if published[0] < published[1] < published[2]:
@@ -236,8 +238,8 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def main() -> int:
-    """Train with the settings on stdin. Return the exit code of the process: 0, or 1 after an error, which is printed
-    on stdout.
+    """Read the settings from stdin, train, and write events to stdout. Return the exit code of the process: 1 after an
+    error, which is one of the events, otherwise 0.
     """
     stop = StopFlag()
     stop.install()

@@ -32,9 +32,10 @@ from outrider.wire.settings.config import TargetConfig
 AT_ONCE = 64
 """Number of outputs that are generated in one batch and saved in one file."""
 PROMPT_TOKENS = 128
-"""Maximum number of tokens of a prompt. Of a longer prompt the end is kept."""
+"""Maximum number of tokens of a prompt's text. Of a longer text only the last tokens are kept."""
 MIN_PROMPT_TOKENS = 2
-"""Minimum number of tokens of a prompt: a head reads the hidden state of the token before the last."""
+"""Minimum number of tokens of a prompt. A head needs two, since it reads the hidden state of the token before the
+last."""
 
 Ids = list[int]
 
@@ -52,14 +53,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class GenerationTask:
-    """Settings of a text to generate. The same settings give the same text, in one run or in several."""
+    """Settings from which the target generates the training text. The same settings give the same text, even if the
+    work is interrupted and continued.
+    """
 
     target: str
     """Folder of the target."""
     prompts: Sequence[tuple[Ids, float]]
     """Token ids and temperature of each prompt."""
     max_tokens: int
-    """Maximum number of tokens of an output. An output that reaches an end id is shorter."""
+    """Maximum number of tokens of an output. An output that reaches an end-of-sequence id is shorter."""
     seed: int
     device: str = "auto"
 
@@ -81,11 +84,12 @@ def digest_of_model(folder: str) -> str:
 
 
 def generate(task: GenerationTask, work: Path, report: Callable[[int, int], None]) -> list[Answer]:
-    """Return the outputs for `task`. Outputs that the folder `work` does not have yet are generated and saved in it.
+    """Return the outputs for all prompts of `task`. Outputs that an earlier run saved in the folder `work` are read;
+    the others are generated and saved there.
 
-    report: called before every step with the number of tokens done and the number in all; an output that ended early
-    counts as `max_tokens` tokens. Raises ConfigError for a target that cannot be loaded, and for prompts that do not
-    fit it.
+    report: called before every step with (number of tokens done, number of tokens in all). An output that ended early
+    counts as `max_tokens` tokens. Raises ConfigError for a target that cannot be loaded, and for prompts that are too
+    short, too long or outside the target's vocabulary.
     """
     folder = work / f"text-{task.digest}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,11 +194,11 @@ class _Writer:
 
 
 def draw(logits: Tensor, temperatures: Sequence[float], uniforms: NDArray[np.float64]) -> Ids:
-    """Return a token id for each row of logits [n, V], drawn at the row's temperature; at temperature 0 the most likely
-    one.
+    """Draw a token id for each row of `logits` [n, V], at the row's temperature. At temperature 0 it is the most likely
+    id.
 
-    uniforms: [n], numbers in [0, 1) at which the inverse CDF is taken. Probabilities are float32 and their sums
-    float64: in float32 an id below 6e-8 would have no probability, or that of its neighbours.
+    uniforms: [n], the random numbers in [0, 1) from which the ids are drawn, by the inverse CDF. The cumulative sums
+    are float64: with float32 sums, ids with a probability below 6e-8 would be drawn never or too often.
     """
     ids = []
     for row, temperature, uniform in zip(logits, temperatures, uniforms.tolist(), strict=True):

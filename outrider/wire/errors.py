@@ -28,12 +28,12 @@ from typing import Any, ClassVar
 import grpc
 
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task, a generator or a process on purpose, and are not reported as faults. Other exceptions
-that are not subclasses of Exception, such as panics of compiled code, are faults."""
+"""Exceptions that end a task, a generator or a process on purpose. They are not reported as faults. All other
+exceptions are, even those that are not subclasses of Exception, such as a panic of compiled code."""
 
 
 class OutriderError(Exception):
-    """Base of every error that crosses a process boundary."""
+    """Base class of all errors that one process reports to another or to a user."""
 
     grpc_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     http_status: ClassVar[int] = 500
@@ -44,8 +44,8 @@ class OutriderError(Exception):
     openai_code: ClassVar[str | None] = None
     """Field `code` of the error body in OpenAI's API; None = null."""
     details: ClassVar[dict[str, Any] | None] = None
-    """Field `details` of the error body in Anthropic's API, by which its clients recover by themselves; None = absent.
-    """
+    """Field `details` of the error body in Anthropic's API, from which Anthropic's clients recover by themselves. None
+    = the body has no such field."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)

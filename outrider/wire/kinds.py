@@ -10,7 +10,9 @@ from outrider.v1 import common_pb2 as pb
 
 
 class TokenKind(Enum):
-    """How an output token was made. A target reports the first four; the gateway derives FORCED and PREDICTED."""
+    """How an output token was made. A target reports ACCEPTED, RECOVERED, BONUS or PLAIN (from a step without draft
+    tokens). The gateway turns ACCEPTED into FORCED or PREDICTED where one of these holds.
+    """
 
     ACCEPTED = pb.TOKEN_KIND_ACCEPTED
     RECOVERED = pb.TOKEN_KIND_RECOVERED
@@ -23,8 +25,8 @@ class TokenKind(Enum):
 
     @property
     def counted(self) -> TokenKind:
-        """The kind as which metrics and usage count such a token: ACCEPTED for FORCED and PREDICTED, otherwise the same
-        kind.
+        """The kind under which metrics and usage count such a token. FORCED and PREDICTED are counted as ACCEPTED,
+        every other kind as itself.
         """
         if self in (TokenKind.FORCED, TokenKind.PREDICTED):
             return TokenKind.ACCEPTED
@@ -37,12 +39,12 @@ class TokenKind(Enum):
 
 
 class DraftTokenKind(Enum):
-    """How a draft token that a target has verified was proposed."""
+    """How a draft token was proposed. The target reports it for draft tokens that it has verified."""
 
     SAMPLED = pb.DRAFT_TOKEN_KIND_SAMPLED
     """Sampled from a distribution that was sent to the target along with the token."""
     DETERMINISTIC = pb.DRAFT_TOKEN_KIND_DETERMINISTIC
-    """Proposed without a distribution."""
+    """Proposed without a distribution, for example by n-grams."""
     FORCED = pb.DRAFT_TOKEN_KIND_FORCED
     """Proposed by a grammar that allows no other token."""
     PREDICTED = pb.DRAFT_TOKEN_KIND_PREDICTED
@@ -57,7 +59,7 @@ class AcceptanceRule(Enum):
 
 
 class EarlyStopping(Enum):
-    """When a beam search that has n finished outputs ends before max_tokens. Names and meanings are those of
+    """When a beam search ends before max_tokens, once it has n finished outputs. The values mean the same as those of
     transformers' parameter `early_stopping`.
     """
 
@@ -67,12 +69,14 @@ class EarlyStopping(Enum):
 
 
 TABLES = "tables"
-"""Value of `WorkerInfo.attention_path` for a draft worker without a model, which drafts from tables."""
+"""Value of `WorkerInfo.attention_path` for a draft worker that has no model and proposes tokens from tables, such as
+n-grams."""
 
 
 class DraftLogprobs(Enum):
-    """Which part of the distributions of draft tokens is sent to the target under the acceptance rule `rejection`: the
-    whole vocabulary, the most likely tokens, or whichever of the two the worker chooses.
+    """How much of each draft token's distribution is sent to the target under the acceptance rule `rejection`. FULL =
+    the log-probs of the whole vocabulary, TOPK = those of the most likely tokens, AUTO = the worker chooses one of the
+    two.
     """
 
     AUTO = pb.DRAFT_LOGPROBS_AUTO

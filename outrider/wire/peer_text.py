@@ -7,11 +7,12 @@ from google.protobuf.message import Message
 MAX_NAME_BYTES = 256
 """Maximum bytes (UTF-8) of a name from another process. File names have at most 255 bytes, hub ids 96."""
 MAX_REASON_BYTES = 1300
-"""Maximum bytes (UTF-8) of a reason from another process, a sentence. The same value as `rpc.MAX_ERROR_BYTES`."""
+"""Maximum bytes (UTF-8) of a sentence from another process that says why something failed. The same value as
+`rpc.MAX_ERROR_BYTES`."""
 MAX_INFO_BYTES = 1 << 16
 """Maximum bytes of a WorkerInfo message. Our workers send a few hundred."""
 MAX_REASONS = 8
-"""Maximum number of different reasons that one `Reasons` keeps, and so lets be logged."""
+"""Maximum number of different reasons that one `Reasons` remembers. Further new reasons are not logged."""
 _REASON_FIELDS = frozenset({"reason", "features_refusal"})
 """Names of message fields that hold a reason. All other text fields hold names."""
 
@@ -41,7 +42,9 @@ def bound_text(text: str, max_bytes: int = MAX_NAME_BYTES) -> str:
 
 
 def bound_strings(message: Message) -> None:
-    """Apply `bound_text`, in place, to every text field of a peer's message and of the messages inside it."""
+    """Apply `bound_text`, in place, to every text field of a message from another process, and of the
+    messages inside it.
+    """
     for field, value in message.ListFields():
         max_bytes = MAX_NAME_BYTES
         if field.name in _REASON_FIELDS:
@@ -58,16 +61,20 @@ def bound_strings(message: Message) -> None:
 
 
 def describe_excess(info: Message) -> str | None:
-    """Return why to refuse a worker whose WorkerInfo is over MAX_INFO_BYTES; None = the message is not too large."""
+    """Return a text that says why a worker is refused whose WorkerInfo has more than MAX_INFO_BYTES bytes. None = the
+    message is not too large.
+    """
     if info.ByteSize() <= MAX_INFO_BYTES:
         return None
     return f"describes itself in {info.ByteSize()} bytes, must be at most {MAX_INFO_BYTES}"
 
 
 class Reasons:
-    """The different reasons for which a repeated action failed, such as a connection attempt, to log each only once.
+    """The different reasons for which a repeated action, such as connecting, has failed. With it each reason is logged
+    only once.
 
-    At most MAX_REASONS are kept, so that a peer that gives a new reason each time fills neither the log nor the memory.
+    It remembers at most MAX_REASONS, so that a peer that gives a new reason each time fills neither the log nor the
+    memory.
     """
 
     def __init__(self) -> None:

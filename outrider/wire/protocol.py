@@ -7,9 +7,9 @@ PROTOCOL = 1
 
 
 def other_protocol(peer: str, protocol: int, own: str) -> str | None:
-    """Return why to refuse a peer with another protocol number, as a sentence; None = the numbers agree.
+    """Return a sentence that says why a peer with another protocol number is refused. None = the numbers are equal.
 
-    peer, own: what the sentence calls the peer and this process. protocol: the peer's protocol number.
+    peer, own: names of the peer and of this process in the sentence. protocol: the peer's protocol number.
     """
     if protocol == PROTOCOL:
         return None

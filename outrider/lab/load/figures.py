@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from outrider.lab.load.load import RequestOutcome
 
 NUM_RESAMPLES = 2000
-"""Number of resamples of a bootstrap. With so many, the ends of an interval change from run to run by less than the
-last digit that is shown."""
+"""Number of resamples of a bootstrap. With so many, chance changes the ends of an interval by less than the last digit
+that is shown."""
 MIN_BATCHES = 5
-"""Minimum number of turns for an interval. Four turns have only 35 different resamples, too few for a 95 % interval."""
+"""Minimum number of pairs of batches (with speculation and without) for an interval. Four pairs have only 35 different
+resamples, too few for a 95 % interval."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the quantile of the values: the value below which the fraction `share` (0 to 1) of them lies. NaN = there
-    are no values.
-    """
+    """Return the value below which the fraction `share` (0 to 1) of `values` lies. It is NaN if there are no values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -31,11 +30,11 @@ class Batch:
     """A batch of requests that ran concurrently, either all with speculation or all without."""
 
     outcomes: tuple[RequestOutcome, ...]
-    """The requests and their outcomes, in the order in which they ended."""
+    """Outcomes of the batch's requests, in the order in which the requests ended."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of output tokens in all complete outputs of the turn."""
+        """Number of output tokens of the batch. Only complete outputs count."""
         num_tokens = 0
         for outcome in self.outcomes:
             if outcome.is_complete:
@@ -44,12 +43,14 @@ class Batch:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from the sending of the first request to the end of the last."""
+        """Seconds from the moment at which the first request was sent to the end of the last request."""
         return max(outcome.ended_s for outcome in self.outcomes) - min(outcome.sent_s for outcome in self.outcomes)
 
 
 def tokens_per_s(batches: Sequence[Batch]) -> float:
-    """Return the number of tokens in complete outputs divided by the seconds of the turns; 0 if no time passed."""
+    """Return the output tokens per second over all batches: the tokens of complete outputs, divided by the sum of the
+    batches' times. It is 0 if no time passed.
+    """
     elapsed_s = 0.0
     num_tokens = 0
     for batch in batches:
@@ -62,23 +63,24 @@ def tokens_per_s(batches: Sequence[Batch]) -> float:
 
 @dataclass(frozen=True)
 class Gain:
-    """Ratio of tokens per second with speculation to those without, with a 95 % interval by a bootstrap over turns.
+    """Ratio of the tokens per second with speculation to those without, with a 95 % interval by a bootstrap.
 
-    Each turn is run with speculation and without, with the same requests, one directly after the other. A resample
-    draws such pairs of turns as a whole. So a disturbance of the machine affects both sides of the ratio, and requests
-    that ran concurrently count as one observation.
+    The same requests run once with speculation and once without, one batch directly after the other. The bootstrap
+    resamples these pairs of batches. So a disturbance of the machine affects both sides of the ratio, and requests that
+    ran concurrently count as one observation.
     """
 
     ratio: float
     interval: tuple[float, float] | None
-    """(lower, upper) end of the 95 % interval of the ratio; None = there were fewer turns than MIN_TURNS."""
+    """95 % confidence interval (lower, upper) of the ratio. None if there were fewer than MIN_BATCHES pairs of
+    batches."""
 
     @classmethod
     def of(cls, speculative: Sequence[Batch], plain: Sequence[Batch]) -> Gain | None:
-        """Return the gain of the turns with speculation over the plain turns. Batch i of both lists must have the same
-        requests.
+        """Return the gain of the batches with speculation over the plain batches. Batch i of both lists must have the
+        same requests.
 
-        None = one side has no complete output.
+        None = one of the two lists has no complete output.
         """
         if not tokens_per_s(speculative) or not tokens_per_s(plain):
             return None
@@ -101,19 +103,19 @@ class Gain:
         return f"{self.ratio:.2f} ({self.interval[0]:.2f}-{self.interval[1]:.2f})"
 
     def times(self, factor: float) -> Gain:
-        """Return a gain whose ratio and interval are multiplied by a factor."""
+        """Return a gain whose ratio and interval are those of this gain, multiplied by a factor."""
         if self.interval is None:
             return Gain(factor * self.ratio, None)
         return Gain(factor * self.ratio, (factor * self.interval[0], factor * self.interval[1]))
 
     @property
     def is_ahead(self) -> bool:
-        """Whether speculation makes more tokens per second: the whole interval is above 1."""
+        """Whether speculation is faster beyond noise: the whole interval is above 1. False if there is no interval."""
         return self.interval is not None and self.interval[0] > 1
 
     @property
     def is_behind(self) -> bool:
-        """Whether speculation makes fewer tokens per second: the whole interval is below 1."""
+        """Whether speculation is slower beyond noise: the whole interval is below 1. False if there is no interval."""
         return self.interval is not None and self.interval[1] < 1
 
 
@@ -126,9 +128,12 @@ class LoadFigures:
     plain_tokens_per_s: float
     """Output tokens per second of all requests together, without speculation."""
     gain: Gain | None
-    """Speed with speculation relative to that without; None = one side has no complete output."""
+    """Tokens per second with speculation divided by `plain_tokens_per_s`. None if no output with speculation, or none
+    without, was complete."""
 
     @classmethod
     def of(cls, concurrency: int, speculative: Sequence[Batch], plain: Sequence[Batch]) -> LoadFigures:
-        """Return the figures for the turns with speculation and the plain turns at one concurrency."""
+        """Return the figures of one concurrency. speculative, plain: the batches with speculation and without; batch i
+        of both has the same requests.
+        """
         return cls(concurrency, tokens_per_s(plain), Gain.of(speculative, plain))

@@ -19,7 +19,8 @@ _REQUESTS_PER_PLACE = 2
 end."""
 
 Report = Callable[[str, str, int, int], None]
-"""Callback that shows the progress: `report(stage, text, elapsed seconds, total seconds)`."""
+"""Callback that shows the progress: `report(stage, text, elapsed seconds, total seconds)`. A stage is the measurement
+at one concurrency."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,16 @@ class LadderPlan:
     concurrencies: Sequence[int]
     """Numbers of concurrent requests to measure, in this order."""
     seconds: float
-    """Seconds per concurrency after which no further turn starts, unless there were fewer than MIN_TURNS."""
+    """Seconds per concurrency after which no further batch starts. The measurement goes on for longer only until there
+    are MIN_BATCHES pairs of batches."""
 
 
 async def climb(client: httpx.AsyncClient, load: Load, plan: LadderPlan, report: Report) -> AsyncIterator[LoadFigures]:
-    """Measure at each concurrency of the plan, and yield the figures of each.
+    """Measure the speed at each concurrency of the plan, one after the other, and yield the figures of each.
 
-    Each concurrency is measured in several turns. A turn runs the same requests twice: with speculation by the
-    gateway's defaults, and without. The order alternates from turn to turn. The first requests at each concurrency warm
-    up and do not count.
+    The same requests run in two batches: one with speculation by the gateway's defaults, and one without. Then the next
+    requests do, with the two batches in the opposite order, until the time is over. The first requests at each
+    concurrency are a warm-up and do not count.
     """
     plain_load = replace(load, extra={**load.extra, "speculation": {"enabled": False}})
     for concurrency in plan.concurrencies:

@@ -17,31 +17,34 @@ from typing import Any
 import httpx
 
 TEMPERATURES = (0.0, 0.8)
-"""Default temperatures of a load. Requests use them in turn: number i uses the one with index i modulo their count."""
+"""Default temperatures of a load. The requests use them in rotation: request number i uses entry i modulo their
+count."""
 _MAX_QUOTED_BYTES = 200
 """Number of last bytes of a reply that an error quotes."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A series of numbered requests to one server. Requests with the same number are equal, including the seed."""
+    """A series of numbered requests to one server. Requests with the same number have the same prompt, parameters and
+    seed.
+    """
 
     url: str
     """Base URL of the server."""
     prompts: tuple[str, ...]
-    """Prompts, used in turn: request number i has the one with index i modulo their count."""
+    """Prompts, used in rotation: request number i has entry i modulo their count."""
     max_tokens: int
     """Maximum number of output tokens of a request."""
     temperatures: tuple[float, ...] = TEMPERATURES
-    """Temperatures, used in turn: request number i has the one with index i modulo their count."""
+    """Temperatures, used in rotation: request number i has entry i modulo their count."""
     ignore_eos: bool = True
     """Whether outputs continue after an end-of-sequence id, so that each has exactly `max_tokens` tokens."""
     shared_prefixes: bool = True
     """Whether prompts may be found in a worker's prefix cache. False = the prompt of every request is prefilled."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the requests' body, such as `model`."""
+    """Further fields of each request's body, such as `model`. They override fields of the same name."""
     timeout_s: float = 120.0
-    """Maximum seconds without data on a connection."""
+    """Maximum seconds for which a connection may receive no data before its request fails."""
 
     def client(self) -> httpx.AsyncClient:
         """Return an HTTP client for the server. Use it as `async with`."""
@@ -54,7 +57,7 @@ class Load:
         )
 
     def body(self, number: int) -> dict[str, Any]:
-        """Return the JSON body of the request with a number."""
+        """Return the JSON body of request number `number`."""
         fields = {
             "prompt": self.prompts[number % len(self.prompts)],
             "max_tokens": self.max_tokens,
@@ -72,7 +75,7 @@ class Load:
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """Times and outcome of one request. Times are monotonic, in seconds."""
+    """Times and outcome of one request. The times are readings of the monotonic clock, in seconds."""
 
     sent_s: float
     """Time at which the request was sent."""
@@ -128,10 +131,10 @@ async def keep_running(
     numbers: Iterator[int],
     done: Callable[[RequestOutcome], None] = _do_nothing,
 ) -> list[RequestOutcome]:
-    """Send the requests with the given numbers, `concurrency` at a time. Return their outcomes in the order in which
-    they ended.
+    """Send the requests with the given numbers, keeping `concurrency` of them running at a time. Return their outcomes
+    in the order in which the requests ended.
 
-    done: called with each outcome.
+    done: called with each outcome as soon as its request has ended.
     """
     outcomes: list[RequestOutcome] = []
 
@@ -146,8 +149,8 @@ async def keep_running(
 
 
 async def send_request(client: httpx.AsyncClient, load: Load, number: int) -> RequestOutcome:
-    """Send the request with a number, read its stream and return the outcome. A failure of the request does not raise;
-    it is the outcome's `fault`.
+    """Send request number `number`, read the stream of its reply and return the outcome. A failure of the request does
+    not raise; the outcome's `fault` describes it.
     """
     sent_s = time.monotonic()
     first_s: float | None = None

@@ -58,8 +58,8 @@ class _Models:
 
 
 def measure(task: Task) -> Iterator[Event]:
-    """Carry out the measurement that `task` describes, and yield its events: progress, and at the end one with the
-    rows.
+    """Carry out the measurement that `task` describes. Yield events on its progress, and at the end the event
+    "measured" with all rows of the report.
 
     Raises OutriderError for a model or drafter that cannot be measured.
     """
@@ -169,7 +169,9 @@ def tokenizer_of(model: str) -> Any:
 
 
 def have_same_tokens(target: str, draft: str) -> bool:
-    """Return whether both models have the same ids for the same tokens."""
+    """Return whether both models have the same token for every token id. target, draft: folder, GGUF file or hub id of
+    each.
+    """
     return _fingerprint(target) == _fingerprint(draft)
 
 
@@ -178,15 +180,19 @@ def _fingerprint(model: str) -> str:
 
 
 def check_same_tokens(target: str, draft: str) -> None:
-    """Raise ConfigError unless both models have the same ids for the same tokens."""
+    """Raise ConfigError unless both models have the same token for every token id. target, draft: folder, GGUF file or
+    hub id of each.
+    """
     if not have_same_tokens(target, draft):
         raise ConfigError(f"the tokenizers of {target} and {draft} differ; a draft must have its target's")
 
 
 def load_draft(target: DistributionModel, source: str, task: Task, longest: int) -> DistributionModel:
-    """Load a draft model. If its tokens differ from the target's, also make the map between them.
+    """Load a draft model. If its tokenizer differs from the target's, also make the map between their tokens, by which
+    the draft's distributions are converted.
 
-    source: folder or hub id of the draft. longest: maximum length of prompt and output, in the target's tokens.
+    source: folder or hub id of the draft. task: settings of the measurement. longest: length of the longest prompt with
+    its output, in the target's tokens.
 
     Raises ConfigError for a head, and for a draft that is not compatible with the target.
     """

@@ -16,11 +16,14 @@ class DrafterSpec:
     kind: str
     """MODEL, or the label of a drafter without a model: unigram, bigram, ngram or lookup."""
     source: str | None
-    """Folder or hub id of a draft model, or path of the text file of `unigram` or `bigram`; None for other kinds."""
+    """Folder or hub id of a draft model, or path of the text file in which `unigram` or `bigram` counts tokens. None
+    for other kinds."""
 
     @property
     def name(self) -> str:
-        """Name of the drafter in rows and progress."""
+        """Name of the drafter in the report's rows and in progress messages: its kind, with ":" and the source if it
+        has one.
+        """
         if self.source is None:
             return self.kind
         return f"{self.kind}:{self.source}"
@@ -41,7 +44,8 @@ class Task:
     dtype: str = "auto"
     device: str = "auto"
     leniences: list[float] = field(default_factory=list)
-    """Values of lenience. For each, the rows have the acceptance probability on the same outputs."""
+    """Values of lenience to measure as well. Each row of the report has the acceptance probability under each of them,
+    for the same outputs."""
 
     @classmethod
     def read(cls, line: str) -> Task:

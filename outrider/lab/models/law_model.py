@@ -79,16 +79,21 @@ class DistributionModel:
         """Map between this draft's tokens and the target's; None = they are the same, or this is the target."""
 
     def drafts(self, ids: Sequence[int], start: int) -> Iterator[DistributionAt]:
-        """Yield the distributions of a draft along a sequence, as `distributions` does, but `ids` are the target's
-        tokens and the distributions are over the target's vocabulary.
+        """Yield a function for each token of the output that returns the draft's distribution at its position, given
+        sampling parameters. The distribution is over the target's vocabulary, even if the draft has another tokenizer.
+        Where the draft's tokens cannot follow the target's, the function returns None.
+
+        ids: prompt and output in the target's tokens. start: number of prompt tokens.
         """
         if self.translation is None:
             return self.distributions(ids, start)
         return self._retokenized_distributions(self.translation, ids, start)
 
     def distributions(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], TokenDistribution]]:
-        """Yield the distributions after ids[:start], ids[:start + 1], ... ids[:-1], each as a function of the sampling
-        parameters. The prompt is ids[:start].
+        """Yield a function for each token of the output that returns this model's distribution at its position, given
+        sampling parameters. The first is the distribution after ids[:start], the last that after ids[:-1].
+
+        ids: prompt and output. start: number of prompt tokens.
         """
         sequence = _Sequence(self.runner, ids[:start])
         try:
@@ -124,11 +129,11 @@ class DistributionModel:
             sequence.free()
 
     def write(self, prompts: Sequence[Sequence[int]], count: int, params: Sequence[SamplingParams]) -> list[list[int]]:
-        """Generate an output for each prompt, with the prompt's entry in `params`. Return for each the token ids of
-        prompt and output.
+        """Generate an output for each prompt. Return the token ids of each prompt, followed by those of its output.
 
-        Tokens are drawn with the noise of the rule `coupled`, which is an exact draw; at temperature 0 the most likely
-        token is taken. An output has `count` tokens, or ends with its first end-of-sequence id.
+        count: maximum number of output tokens; an output ends earlier with an end-of-sequence id. params: sampling
+        parameters of each prompt. Tokens are drawn with the noise of the rule `coupled`, which is an exact draw; at
+        temperature 0 the most likely token is taken.
         """
         sequences = [_Sequence(self.runner, prompt) for prompt in prompts]
         running = list(zip(sequences, params, strict=True))

@@ -28,13 +28,14 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The output of transformers to one prompt."""
+    """The greedy output that transformers generates for one prompt."""
 
     prompt_ids: Ids
     ids: Ids
-    """Token ids of the output, including the end-of-sequence id if it reached one."""
+    """Token ids of the output. The last is an end-of-sequence id if the output ended with one."""
     gaps: list[float]
-    """Difference of the two largest logits at each token of `ids`. A small difference is a near-tie."""
+    """Difference between the two largest logits at each token of `ids`. Where it is small, rounding alone may change
+    which token is the most likely."""
 
 
 class Reference:
@@ -73,7 +74,9 @@ class Reference:
     def search(
         self, prompt: str, width: int, max_tokens: int, length_penalty: float = 1.0, early_stopping: bool | str = False
     ) -> list[tuple[Ids, float]]:
-        """Return (token ids, score) of all `width` outputs of a beam search, best first."""
+        """Run a beam search with `width` beams. Return (token ids, score) of each of its `width` outputs,
+        best first.
+        """
         inputs = self.tokenizer(prompt, return_tensors="pt")
         result = self.model.generate(
             **inputs,
@@ -126,10 +129,10 @@ def first_difference(expected: Ids, found: Ids) -> int | None:
 
 
 def compare(reference: Reference, expected: Generated, found: Ids) -> dict[str, Any] | None:
-    """Return the first difference between an output and the expected one, with the keys of "differences" except
-    "answer"; None = they are equal.
+    """Compare an output with the expected one, and describe the first difference; None = they are equal.
 
-    End-of-sequence ids at the end are ignored, since the gateway does not send them.
+    The result has its `position`, the token ids `expected` and `found` there, and `top2_gap`, the entry of
+    `Generated.gaps`. An end-of-sequence id at the end of an output is ignored, since the gateway does not send it.
     """
     expected_ids = reference.without_end(expected.ids)
     found_ids = reference.without_end(found)
@@ -151,7 +154,9 @@ def _id_at(ids: Ids, index: int) -> int | None:
 
 
 def main() -> int:
-    """Read a task from stdin, compare, and write the result to stdout. Return the exit code of the process."""
+    """Read a task from stdin, generate the reference outputs, compare the given outputs with them, and write the
+    differences to stdout. Return the exit code of the process.
+    """
     quiet: Any = transformers_logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()

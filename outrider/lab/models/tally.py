@@ -19,8 +19,8 @@ from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.requests.params import SamplingParams
 
 DRAFT_TEMPERATURES = (1.0, 0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
-"""Temperatures of a draft whose alpha is compared, as multiples of the target's temperature. If that is 0, they are the
-temperatures themselves. Each takes one softmax of the draft's logits per token."""
+"""Temperatures at which a draft's alpha is measured, as multiples of the target's temperature. If the target's
+temperature is 0, they are used as they are. Each takes one more softmax of the draft's logits per token."""
 ESTIMATES = ("alpha", "bound", "coupled", "greedy", "drafted")
 """Names of the fields of `Tally` whose means each row of the report has."""
 
@@ -42,7 +42,7 @@ class Estimate:
 
     @classmethod
     def of(cls, by_prompt: Sequence[Sequence[float]]) -> Estimate:
-        """Estimate the mean of all values, given a list of values per prompt."""
+        """Estimate the mean of all values. by_prompt[i]: the values of prompt i, one per token."""
         prompts = list(filter(None, by_prompt))
         num = sum(map(len, prompts))
         if not num:
@@ -54,7 +54,11 @@ class Estimate:
 
 
 def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
-    """Return, for each prompt, by how much its values change the mean of all values. mean: that mean."""
+    """Return, for each prompt, by how much its values move the mean of all values away from what the other prompts
+    give: (sum of its values - mean * their number) / number of all values.
+
+    by_prompt[i]: the values of prompt i, one per token. mean: the mean of all values.
+    """
     num = sum(map(len, by_prompt))
     moves = []
     for values in by_prompt:
@@ -63,8 +67,8 @@ def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
 
 
 def half_width(moves: Sequence[float]) -> float:
-    """Return half the width of the 95 % interval of a mean over clusters (prompts). moves: by how much each cluster
-    changes the mean; at least two.
+    """Return half the width of the 95 % interval of a mean over prompts. moves: result of `moves` for at least two
+    prompts.
 
     The variance is the linearised variance of a ratio of sums, or of a difference of such ratios (Cochran, "Sampling
     techniques", section 6.4).
@@ -85,52 +89,61 @@ class TargetToken:
     """The target's distribution at this position at temperature 1, without top-k, top-p and min-p."""
 
     def keeps(self, token_id: int, lenience: float) -> bool:
-        """Return whether a draft token would be accepted at this position at temperature 0.
+        """Return whether the draft token `token_id` would be accepted at this position at temperature 0.
 
-        It is accepted if it has at least `lenience` times the probability of the most likely token (Leviathan et al.
-        2023, A.5).
+        It is accepted if the target gives it at least `lenience` times the probability of the most likely token
+        (Leviathan et al. 2023, A.5).
         """
         return self.unfiltered.score(token_id) >= float(self.unfiltered.scores.max()) + math.log(lenience)
 
 
 @dataclass
 class Tally:
-    """Measured values of one drafter under one sampling setting. Each quantity has a list per prompt, with one value
-    per token of the target's output.
+    """Measured values of one drafter under one sampling setting. In each list of lists, entry [i][j] belongs to the
+    output of prompt i and to the j-th of its tokens for which the drafter proposed a token. (`drafted` has an entry for
+    every token.)
     """
 
     temperatures: Sequence[float]
-    """Temperatures of the draft whose alpha is compared. The first is the target's temperature."""
+    """Temperatures of the draft at which alpha is measured. The first is the target's temperature."""
     leniences: Sequence[float] = ()
     alpha: list[list[float]] = field(default_factory=list)
-    """Acceptance probability under the rejection rule."""
+    """alpha[i][j]: acceptance probability under the rejection rule, for prompt i at its j-th token with a proposal."""
     bound: list[list[float]] = field(default_factory=list)
-    """Lower bound of the acceptance probability under the coupled rule."""
+    """bound[i][j]: lower bound of the acceptance probability under the coupled rule, for prompt i at its j-th token
+    with a proposal."""
     coupled: list[list[float]] = field(default_factory=list)
-    """1 = the coupled rule accepts the draft token, 0 = it does not."""
+    """coupled[i][j]: 1 if the coupled rule accepts the draft token, otherwise 0, for prompt i at its j-th token with a
+    proposal."""
     greedy: list[list[float]] = field(default_factory=list)
-    """1 = draft and target have the same most likely token, 0 = they do not."""
+    """greedy[i][j]: 1 if draft and target have the same most likely token, otherwise 0, for prompt i at its j-th token
+    with a proposal."""
     drafted: list[list[float]] = field(default_factory=list)
-    """1 = the drafter proposes a token, 0 = it proposes nothing."""
+    """drafted[i][j]: 1 if the drafter proposes a token for prompt i at output position j, otherwise 0."""
     at_temperature: list[list[list[float]]] = field(init=False)
-    """Acceptance probability under the rejection rule for each of `temperatures`: lists like `alpha`."""
+    """at_temperature[t][i][j]: acceptance probability under the rejection rule with the draft at temperatures[t], for
+    prompt i at its j-th token with a proposal."""
     lenient: list[list[list[float]]] = field(init=False)
-    """Acceptance probability for each of `leniences`: lists like `alpha`."""
+    """lenient[n][i][j]: acceptance probability with the lenience leniences[n], for prompt i at its j-th token with a
+    proposal."""
 
     def __post_init__(self) -> None:
         self.at_temperature = [[] for _ in self.temperatures]
         self.lenient = [[] for _ in self.leniences]
 
     def begin(self) -> None:
-        """Begin the next prompt: values that are added from now on belong to its output."""
+        """Begin the next prompt: each list of values gets an empty list for its output."""
         for name in ESTIMATES:
             getattr(self, name).append([])
         for values in (*self.at_temperature, *self.lenient):
             values.append([])
 
     def add(self, token: TargetToken, draft: DistributionAt, params: SamplingParams) -> None:
-        """Compare the drafter's distribution with the target's at one token of the output, and append a value to each
-        quantity. draft: the drafter's distribution there. params: the sampling parameters by which the token was drawn.
+        """Compare the drafter's distribution with the target's at one token of the output, and append the results to
+        the lists of the current prompt. If the drafter proposes nothing there, only `drafted` gets a value.
+
+        token: the target's token. draft: function that returns the drafter's distribution at the token's position.
+        params: the sampling parameters by which the token was drawn.
         """
         distribution = draft(params)
         self.drafted[-1].append(float(distribution is not None))
@@ -153,8 +166,10 @@ class Tally:
             values[-1].append(accepted)
 
     def row(self, drafter: str, setting: dict[str, float]) -> dict[str, Any]:
-        """Return the row of the report for this drafter and setting. It has an estimate of each quantity in ESTIMATES,
-        of `at_temperature` and of `lenient`.
+        """Return this drafter's row of the report for a sampling setting: an `Estimate` of each quantity in ESTIMATES,
+        the draft temperature with the largest alpha, and an estimate for each lenience.
+
+        drafter: name of the drafter. setting: the sampling parameters.
         """
         row: dict[str, Any] = {"drafter": drafter, "setting": setting, "num_tokens": sum(map(len, self.drafted))}
         for name in ESTIMATES:

@@ -34,24 +34,24 @@ class WideningError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WidenedSizes:
-    """Sizes of the model that `widen` returns, which is larger and computes the same logits."""
+    """Sizes of the larger model that `widen` returns. It computes the same logits as the original model."""
 
     hidden: int
     """Width of the residual stream; a multiple of `heads`."""
     intermediate: int
-    """Neurons of an MLP."""
+    """Number of neurons of each MLP, as `intermediate_size` in a Llama's configuration."""
     heads: int
-    """Query heads."""
+    """Number of query heads."""
     kv_heads: int
-    """Key and value heads; divides `heads`."""
+    """Number of key and value heads; it must divide `heads`."""
     extra_layers: int = 0
     """Number of layers that are added after the model's own layers. They do not change the logits."""
 
 
 def widen(model: LlamaForCausalLM, sizes: WidenedSizes) -> LlamaForCausalLM:
-    """Return a larger model, same dtype and device, whose logits equal those of `model` up to rounding.
+    """Return a larger model with the same dtype and device, whose logits equal those of `model` up to rounding.
 
-    Raises WideningError when `model` is not a Llama without biases, or a size is smaller than the model's own.
+    Raises WideningError if `model` is not a Llama without biases, or if a size is smaller than the model's own.
     """
     check(model, sizes)
     wide = LlamaForCausalLM(wide_config(model.config, sizes)).to(device=model.device, dtype=model.dtype)
@@ -168,10 +168,10 @@ def largest_difference(model: LlamaForCausalLM, other: LlamaForCausalLM) -> floa
 
 def widen_folder(source: Path, destination: Path, sizes: WidenedSizes, dtype: torch.dtype = torch.float32) -> str:
     """Widen the checkpoint in the folder `source` and save it in `destination`, with its tokenizer and chat template.
+    Return a line of text that describes the result.
 
-    Returns a line that describes the result. The logits are compared in float32; `dtype` is that of the saved weights.
-
-    Raises WideningError when `source` holds no Llama, and when the logits differ.
+    dtype: dtype of the saved weights. Before they are saved, the logits of both models are compared in float32. Raises
+    WideningError if `source` holds no Llama, or if the logits differ.
     """
     if not (source / "config.json").is_file():
         raise WideningError(f"{source} holds no model: config.json is missing")

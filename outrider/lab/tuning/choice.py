@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from outrider.lab.tuning.settings import PLAIN
 
 TIE = 0.02
-"""Fraction of the speed by which a simpler setting may be slower than the fastest and still be chosen, provided that it
-was faster in at least one repeat."""
+"""Fraction of the fastest setting's speed by which a simpler setting may be slower and still be recommended. It must
+also have been at least as fast in one of the repeats."""
 
 Speeds = Mapping[str, Sequence[float]]
-"""Tokens per second of each setting in each repeat, by setting name. The simplest setting comes first. Only speeds of
-the same repeat are compared with each other."""
+"""Tokens per second by name of the setting: speeds[name][i] was measured in repeat i. The simplest setting comes first.
+Only speeds of the same repeat are compared with each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ratio of one setting's speed to another's, over the repeats of a measurement."""
+    """Ratio of one setting's speed to another's: the median, smallest and largest over the repeats of a measurement."""
 
     median: float
     low: float
@@ -62,7 +62,7 @@ def choose(speeds: Speeds) -> Recommendation:
 
 
 def fastest_drafted(speeds: Speeds) -> str:
-    """Return the name of the fastest setting that speculates."""
+    """Return the name of the fastest setting other than PLAIN."""
     return _fastest(speeds, filter(PLAIN.__ne__, speeds))
 
 

@@ -14,17 +14,19 @@ from outrider.wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Times of a round with K draft tokens, in seconds: a summary over many rounds."""
+    """Average times of a round with K draft tokens, over many rounds."""
 
     first_s: float
-    """Seconds from the call to the first round's tokens, including the prefill of the prompt."""
+    """Seconds from the client's call until the tokens of the first round arrive, which includes the prefill of the
+    prompt."""
     round_s: float
-    """Seconds of a later round, measured by the client: the sum of `wait_s`, `verify_s` and `rest_s`."""
+    """Seconds of a round after the first, as the client sees it: the time between the arrival of two rounds' tokens. It
+    is the sum of `wait_s`, `verify_s` and `rest_s` if all rounds have draft tokens."""
     wait_s: float
-    """Seconds that the target waits for draft tokens. This is the time of drafting and network that the target's own
-    steps do not hide."""
+    """Seconds for which the target waits for draft tokens. This is the part of drafting and network time that does not
+    overlap with the target's own steps."""
     verify_s: float
-    """Seconds in the target: queue, forward and acceptance."""
+    """Seconds that a round spends in the target: queue, forward and acceptance."""
     rest_s: float
     """Seconds in the gateway, on the streams between gateway and workers, and on the way to the client."""
     plain_share: float
@@ -41,7 +43,7 @@ class Costs:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a plain step of the target."""
+        """Seconds of a step of the target without draft tokens (K = 0)."""
         return self.by_k[0].verify_s
 
     @property
@@ -52,17 +54,18 @@ class Costs:
 
     @property
     def c(self) -> float:
-        """Time of a draft token divided by the time of a target step (Leviathan et al. 2023, definition 3.7). Only the
-        time that the target's steps do not hide is counted.
+        """`draft_token_s` divided by `step_s`: the c of Leviathan et al. 2023, definition 3.7. Drafting that overlaps
+        with the target's steps does not count.
         """
         return self.draft_token_s / self.step_s
 
 
 def costs_of(passes: Mapping[int, Sequence[Pass]], max_tokens: int) -> Costs:
-    """Return the times of rounds by K, given the passes measured at each K. Each time is the mean of a pass, of which
-    the median over the passes is taken, so that a disturbance affects one pass only.
+    """Return the times of rounds for each K. passes: the passes measured at each K. max_tokens: maximum number of
+    output tokens of their requests.
 
-    Raises ConfigError if no round had all K draft tokens.
+    Each time is the mean over a pass. Of these means the median over the passes is taken, so that a disturbance of one
+    pass changes it little. Raises ConfigError if no round had all K draft tokens.
     """
     by_k = dict[int, Cost]()
     for k in sorted(passes):

@@ -24,7 +24,8 @@ from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import SystemConfig, merge_settings
 
 Workers = dict[str, dict[str, str | None]]
-"""Settings of a pair's workers, by role (target or draft) and setting name; None = the setting was not given."""
+"""Settings of a pair's workers: workers[role][setting name], where the role is "target" or "draft". A value of None =
+the user did not give the setting."""
 
 _SPARE_TOKENS = 2 * 256
 """Number of tokens that the KV cache holds per request in addition to prompt and output: for a partly filled last
@@ -33,8 +34,8 @@ block, which has at most 256 tokens (`flash`), and for draft tokens after the en
 
 
 def settings_of(workers: Workers, max_k: int = 1) -> SystemConfig:
-    """Return the settings of a system with these workers as plain processes. max_k: largest K that requests
-    will have.
+    """Return the settings of a system whose workers have the settings `workers` and run as plain processes, without
+    Ray. max_k: largest K that requests will have.
     """
     gateway = {"port": 0, "grpc_port": 0, "max_draft_tokens": max_draft_tokens(max_k)}
     return merge_settings({}, {**workers, "gateway": gateway, "ray": {"address": None}}, no_draft=False, no_ray=True)
@@ -51,10 +52,10 @@ def with_cache(workers: Workers, prompts: Sequence[str], max_tokens: int, num_at
 
 
 def deployments_of(workers: Workers) -> dict[str, Workers]:
-    """Return the workers' settings for each deployment of a pair, by name: on two devices, as `outrider up` places it,
-    and with both workers on the target's device.
+    """Return the workers' settings for the two placements of a pair, by name. SPLIT has the workers on two devices, as
+    `outrider up` places them. COLOCATED has both on the target's device.
 
-    Raises ConfigError if both deployments are the same.
+    Raises ConfigError if `outrider up` would place both workers on the same device.
     """
     pools = dict[str, Pool]()
     for pool in settings_of(workers).pools:
@@ -84,9 +85,11 @@ def _places(pool: Pool, cores: str | None) -> set[str]:
 def serving(
     workers: Workers, stop: StopFlag, notes: Console, *, max_k: int = 1, verbose: bool = False
 ) -> Iterator[Endpoints]:
-    """Context manager: start a pair and its gateway, yield their addresses, and end them after the block.
+    """Context manager: start a pair and its gateway, yield their addresses, and stop them after the block.
 
-    max_k: largest K that requests will have. Raises OutriderError if a part fails, and StopRequested after a stop.
+    stop: flag that ends the start; a StopRequested is then raised. notes: console on which the progress is shown.
+    max_k: largest K that requests will have. verbose: whether the processes' logs are shown. Raises OutriderError if a
+    process fails.
     """
     with Supervisor(settings_of(workers, max_k), stop, log_to(notes, verbose, stop)) as system:
         with StartProgress(notes) as progress:
@@ -95,10 +98,10 @@ def serving(
 
 
 async def measure_under_load(load: Load, plan: LadderPlan, notes: Console, stop: StopFlag) -> list[LoadFigures]:
-    """Measure a running system at each concurrency of the plan, with speculation by the gateway's defaults and without.
-    Return the figures of each concurrency.
+    """Measure a running system at each concurrency of the plan, once with speculation by the gateway's defaults and
+    once without. Return the figures of each concurrency.
 
-    Raises StopRequested after a stop.
+    Raises StopRequested once `stop` is set.
     """
     with StageProgress(notes) as progress:
 

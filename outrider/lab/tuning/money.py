@@ -20,8 +20,8 @@ from outrider.wire.errors import ConfigError
 SPLIT = "split"
 NGRAM = Drafter.NGRAM.value
 COLOCATED = "colocated"
-"""Names of the deployments that are compared with plain decoding: the draft on its own device, the target alone with
-n-grams, and the draft on the target's device."""
+"""Names of the deployments that are compared with plain decoding. SPLIT has the draft on a device of its own, NGRAM is
+the target alone with n-grams, and COLOCATED has the draft on the target's device."""
 HOUR_S = 3600.0
 _FORM = "write --price target=2.5,draft=0.4: what an hour of each one's device costs, above 0, in any currency"
 
@@ -51,8 +51,8 @@ class Price:
         return cls(**prices)
 
     def of(self, deployment: str) -> float:
-        """Return the price of a deployment per hour: that of both devices for SPLIT, of the target's device
-        for others.
+        """Return the price per hour of a deployment: of both devices for SPLIT, and of the target's device
+        for all others.
         """
         if deployment == SPLIT:
             return self.target + self.draft
@@ -68,13 +68,13 @@ class LoadPrices:
     plain_tokens_per_s: float
     """Output tokens per second of plain decoding."""
     gains: Mapping[str, Gain | None]
-    """Speed of each deployment relative to plain decoding in turns of the same run, by its name; None = requests
-    failed."""
+    """For each deployment by name, its tokens per second divided by those of plain decoding, which was measured in
+    alternation with it. None = no request with speculation, or none without, gave a complete output."""
     price: Price
 
     def for_money(self, deployment: str) -> Gain | None:
-        """Return the ratio of a deployment's tokens to those of plain decoding for the same money; None = requests
-        failed.
+        """Return how many tokens a deployment makes per unit of money, divided by those of plain decoding. None = its
+        speed is unknown because requests failed.
         """
         gain = self.gains[deployment]
         if gain is None:
@@ -95,9 +95,7 @@ class LoadPrices:
 
     @property
     def gains_for_money(self) -> dict[str, Gain]:
-        """Ratio of each deployment's tokens to those of plain decoding for the same money, by name of the deployment.
-        Deployments whose requests failed are left out.
-        """
+        """The result of `for_money` for each deployment, by name. Deployments whose requests failed are left out."""
         gains = dict[str, Gain]()
         for name in self.gains:
             gain = self.for_money(name)
@@ -109,9 +107,9 @@ class LoadPrices:
     def cheapest(self) -> list[str]:
         """Names of the deployments that make the most tokens for the money, the best first.
 
-        If some are better than plain decoding beyond noise, these are the best one and those whose intervals overlap
-        with its interval. If plain decoding is better than all others beyond noise, it is PLAIN alone. If noise hides
-        which is better, the list is empty.
+        If deployments are better than plain decoding beyond noise, these are the best one and all whose intervals
+        overlap with its interval. If plain decoding is better than every deployment beyond noise, the list is [PLAIN].
+        If the noise is too large to tell, the list is empty.
         """
         gains = self.gains_for_money
         ahead = list[Gain]()
@@ -128,10 +126,10 @@ class LoadPrices:
 
     @property
     def fair_draft_price(self) -> float | None:
-        """Price per hour of the draft's device at which a token costs as much as with plain decoding.
+        """Price per hour of the draft's device at which SPLIT makes as many tokens for the money as plain decoding.
 
-        The draft is on a device of its own (SPLIT). 0 = with it a token costs more at any price. None = the difference
-        is within the noise, or requests failed.
+        0 = SPLIT is slower than plain decoding, so that no price is low enough. None = the difference is within the
+        noise, or requests failed.
         """
         gain = self.gains[SPLIT]
         if gain is None or not (gain.is_ahead or gain.is_behind):
@@ -158,12 +156,13 @@ class Money:
     """Speeds of all deployments under load, and the prices of their devices."""
 
     ladders: Mapping[str, Sequence[LoadFigures]]
-    """Figures of each deployment at each concurrency, by name of the deployment. All have the same concurrencies."""
+    """ladders[name][i]: figures of the deployment `name` at the i-th concurrency. All deployments have the same
+    concurrencies."""
     price: Price
 
     @property
     def rows(self) -> list[LoadPrices]:
-        """Speeds and prices at each concurrency."""
+        """Speeds and prices of all deployments, one entry per concurrency."""
         rows = list[LoadPrices]()
         for figures in zip(*self.ladders.values(), strict=True):
             gains = dict[str, Gain | None]()
@@ -212,9 +211,10 @@ def _fair_price_cell(row: LoadPrices) -> str:
 
 
 def show_money(money: Money, commands: Mapping[str, str], console: Console) -> None:
-    """Print the tables, the cheapest deployment at each concurrency, and the command that starts it.
+    """Print the tables and the cheapest deployments at each concurrency, then the commands that start these
+    deployments.
 
-    commands: command that starts a deployment, by its name.
+    commands: command that starts a deployment, by the deployment's name.
     """
     for title, columns, lines in tables(money.rows):
         table = table_of(title, *columns)
@@ -237,7 +237,7 @@ def show_money(money: Money, commands: Mapping[str, str], console: Console) -> N
 
 
 def verdict(row: LoadPrices) -> str:
-    """Return a sentence that names the cheapest deployment at one concurrency."""
+    """Return a sentence that names the cheapest deployments at one concurrency, or says that none can be named."""
     gains = row.gains_for_money
     cheapest = row.cheapest
     at_once = f"{row.concurrency} at once"

@@ -27,7 +27,7 @@ def show(study: Study, console: Console) -> None:
 
 
 def reason(study: Study) -> str:
-    """Return a text with the study's recommendation and the numbers that it is based on."""
+    """Return the study's recommendation as text, with the measured numbers behind it."""
     choice = study.choice
     because = f"the draft's alpha {study.alpha:.2f}, c {study.costs.c:.2f}"
     if choice.name == PLAIN:

@@ -23,8 +23,8 @@ class TimedOutput:
 
     rounds: tuple[Round, ...]
     gaps_s: tuple[float, ...]
-    """Seconds that the client waited for each round: for the first since the call, for others since the previous
-    round."""
+    """gaps_s[i]: seconds that the client waited for round i, since round i - 1 arrived. For round 0 they count from the
+    call."""
 
     @property
     def num_tokens(self) -> int:
@@ -60,13 +60,13 @@ def speeds_of(passes: Sequence[Pass]) -> list[float]:
 
 @dataclass(frozen=True)
 class Workload:
-    """The requests that are sent under every setting."""
+    """The prompts and parameters of the requests, which are the same under every setting of speculation."""
 
     prompts: Sequence[str]
     max_tokens: int
     """Maximum number of output tokens of a request."""
     sampling: Mapping[str, float]
-    """Sampling parameters by name: temperature, and those of top_p, top_k and min_p that were given."""
+    """Sampling parameters by name. The temperature is always there; top_p, top_k and min_p only if they were given."""
     model: str
     """Id of the served model."""
     timeout_s: float
@@ -83,10 +83,10 @@ class Workload:
     def options(
         self, index: int, repeat: int, speculation: Speculation, max_tokens: int, cache: str | None = None
     ) -> GenerateOptions:
-        """Return the keyword arguments of `AsyncClient.stream` for the prompt with an index in a repeat. Both numbers
-        determine the seed.
+        """Return the keyword arguments of `AsyncClient.stream` for one request.
 
-        cache: requests with the same text share the cached prompt; None = the prompt is prefilled.
+        index: index of the prompt. repeat: number of the repeat; index and repeat determine the seed. cache: requests
+        with the same text can share cached KV blocks of the prompt. None = the request shares them with no other.
         """
         options = GenerateOptions(
             model=self.model,
@@ -101,8 +101,8 @@ class Workload:
 
 
 async def lead_in(client: AsyncClient, load: Workload, speculation: Speculation) -> None:
-    """Generate one unmeasured output, so that the gateway has estimates of how long proposals under this
-    setting take.
+    """Generate one short output under a setting of speculation without measuring it. From it the gateway learns how
+    long proposals take under this setting.
     """
     k = speculation.num_draft_tokens
     num_tokens = _LEAD_IN_TOKENS
@@ -140,11 +140,12 @@ async def _run_answer(
 async def run_interleaved(
     client: AsyncClient, load: Workload, settings: Mapping[str, Speculation], repeats: range, done: Callable[[], None]
 ) -> dict[str, list[Pass]]:
-    """Generate outputs to all prompts under all settings. Return the passes of each setting by name, one per repeat.
+    """Generate an output for every prompt, under every setting and in every repeat. Return the passes of each setting
+    by name; entry i is the pass of repeat i.
 
-    Each prompt runs under all settings before the next prompt does, and the order of the settings is reversed each
-    time. So other load of the machine affects all settings alike. repeats: numbers of the repeats, which determine the
-    seeds. done: called after each output.
+    Each prompt runs under all settings before the next prompt does, and the order of the settings is reversed from
+    prompt to prompt. So another load on the machine affects all settings alike. settings: speculation options by name
+    of the setting. repeats: numbers of the repeats, which determine the seeds. done: called after each output.
     """
     passes = dict[str, list[Pass]]()
     for name in settings:

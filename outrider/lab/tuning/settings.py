@@ -24,8 +24,8 @@ def chain_name(k: int) -> str:
 
 
 def chain(k: int, temperature: float) -> Speculation:
-    """Return the speculation options for chains of `k` tokens of the draft model, by the rule `rejection`. k = 0 gives
-    plain decoding.
+    """Return the speculation options of chains of `k` tokens that the draft model proposes. They use the acceptance
+    rule `rejection` unless `temperature` is 0. k = 0 gives plain decoding.
     """
     if not k:
         return Speculation(enabled=False)
@@ -33,15 +33,15 @@ def chain(k: int, temperature: float) -> Speculation:
 
 
 def chains(ks: Iterable[int], temperature: float) -> dict[str, Speculation]:
-    """Return the speculation options of chains for each K, by name of the setting."""
+    """Return the result of `chain` for each K in `ks`, by name of the setting."""
     return {chain_name(k): chain(k, temperature) for k in ks}
 
 
 def compared_drafters(k: int, max_k: int, temperature: float, offered: Iterable[Drafter]) -> dict[str, Speculation]:
-    """Return the speculation options for each drafter, by name of the setting, the simplest first: plain decoding,
-    drafters without a draft worker, `auto`, the draft model, and drafters that combine it with others.
+    """Return the speculation options of all settings to compare, by name. The simplest comes first: plain decoding,
+    drafters that need no draft worker, `auto`, the draft model, and drafters that combine the model with others.
 
-    k: the draft model's best K. max_k: largest K. offered: drafters that the deployment offers.
+    k: the draft model's best K. max_k: largest K. offered: drafters that the gateway reports as available.
     """
     alone = list[Drafter]()
     with_draft = list[Drafter]()
@@ -88,7 +88,7 @@ def max_draft_tokens(k: int) -> int:
 
 
 def gateway_settings(options: Speculation) -> dict[str, str]:
-    """Return the settings with which a gateway uses these options by default."""
+    """Return the gateway's settings, by name, that make these options the default of every request."""
     if not options.enabled:
         return {"num_draft_tokens": "0"}
     k = options.num_draft_tokens

@@ -22,8 +22,8 @@ class Point:
 
     k: int
     paper_speedup: float
-    """Speed relative to plain decoding that Theorem 3.8 (Leviathan et al. 2023) predicts from the pair's alpha and
-    c."""
+    """Speed relative to plain decoding that theory predicts for this K: Theorem 3.8 of Leviathan et al. 2023, with the
+    measured alpha and c of the pair."""
     tokens_per_s: float
     """Measured output tokens per second: the median over the repeats."""
     speedup: Ratio
@@ -38,26 +38,30 @@ class Study:
 
     temperature: float
     alpha: float
-    """Fraction of the compared draft tokens that were accepted; see `acceptance_probability`."""
+    """Fraction of the draft tokens that the target accepted, of those that it compared with its own distribution (see
+    `acceptance_probability`)."""
     costs: Costs
     points: Sequence[Point]
     """Results at each K, from K = 0 on."""
     speeds: Mapping[str, Sequence[float]]
-    """Tokens per second in each repeat, by name of the drafter's setting, the simplest first."""
+    """speeds[name][i]: tokens per second in repeat i, for each compared setting by name. The simplest setting comes
+    first."""
     options: Mapping[str, Speculation]
     """Speculation options by the same names as in `speeds`."""
     refused: Mapping[str, str]
-    """The gateway's error for each drafter that it refused, by name."""
+    """For each setting that the gateway refused, by name, the message of its error."""
     choice: Recommendation
 
 
 async def study_pair(
     client: AsyncClient, load: Workload, offered: Sequence[Drafter], max_k: int, repeats: int, show_message: ShowMessage
 ) -> Study:
-    """Measure the draft model at every K from 0 to `max_k`, then each drafter at the best K, and recommend one.
+    """Measure the draft model at every K from 0 to `max_k`, then every available drafter at the best K, and recommend
+    one.
 
-    offered: drafters that the deployment offers. repeats: number of outputs per prompt and setting. show_message:
-    called with lines on the progress. Raises OutriderError, and ConfigError if outputs are too short.
+    load: prompts and parameters of the requests. offered: drafters that the gateway reports as available. repeats:
+    number of outputs per prompt and setting. show_message: called with lines of text on the progress. Raises
+    OutriderError; it is a ConfigError if the outputs are too short to have a round with K draft tokens.
     """
     ks = range(max_k + 1)
     chains = settings.chains(ks, load.temperature)
@@ -131,9 +135,11 @@ def _rounds_of(passes: Sequence[Pass]) -> Iterator[Round]:
 
 
 def acceptance_probability(passes: Sequence[Pass]) -> float:
-    """Return the fraction of accepted draft tokens among those that the target compared; 0 if it compared none.
+    """Return the number of accepted draft tokens divided by the number that the target compared with its own
+    distribution. It is 0 if no draft token was compared.
 
-    A round compares its draft tokens only up to the first that it rejects: if 2 of 4 are accepted, it compares 3.
+    A round stops comparing at the first draft token that it rejects: if 2 of 4 draft tokens are accepted, it compares
+    3.
     """
     num_compared = num_accepted = 0
     for round_ in _rounds_of(passes):
@@ -146,8 +152,8 @@ def acceptance_probability(passes: Sequence[Pass]) -> float:
 
 
 def points_of(passes_by_k: Mapping[int, Sequence[Pass]], alpha: float, c: float) -> list[Point]:
-    """Return the results at each K. passes_by_k: passes measured at each K, including K = 0. alpha, c: of the pair; see
-    `acceptance_probability` and `Costs.c`.
+    """Return the results at each K. passes_by_k: the passes measured at each K, including K = 0. alpha: the pair's
+    acceptance probability (see `acceptance_probability`). c: the pair's relative cost of a draft token (see `Costs.c`).
     """
     plain_speeds = speeds_of(passes_by_k[0])
     points = list[Point]()

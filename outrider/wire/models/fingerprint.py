@@ -25,8 +25,8 @@ class _Vocabulary:
 
 
 def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
-    """Return the fingerprint of a tokenizer: a SHA-256 hex digest over its vocabulary sorted by id (with added tokens)
-    and its special ids.
+    """Return the fingerprint of a tokenizer: a SHA-256 hex digest of its vocabulary in the order of the ids (with added
+    tokens) and of its special ids. Two tokenizers with the same fingerprint have the same tokens.
 
     tokenizer_json: content of the file tokenizer.json. Raises ConfigError if it is not such a file.
     """
@@ -38,7 +38,8 @@ def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
 
 
 def first_difference(target_json: bytes, draft_json: bytes) -> str | None:
-    """Return a sentence on the lowest token id that has different meanings in two tokenizers; None = all ids agree.
+    """Return a sentence on the lowest token id that differs between two tokenizers, either in its token or in whether
+    that is special. None = no id differs.
 
     target_json, draft_json: contents of the target's and the draft's tokenizer.json. Raises ConfigError if either is
     not such a file.

@@ -21,7 +21,8 @@ from outrider.wire.peer_text import bound_text
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-"""Versions of the GGUF format that can be read. Version 1, of summer 2023, has counts of 32 bits."""
+"""Versions of the GGUF format that can be read. Version 1 (summer 2023) is not among them, since its counts have 32
+bits."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Maps the number of a scalar type in a GGUF file to its format character in Python's `struct`."""
 TEXT = 8
@@ -31,7 +32,7 @@ ARRAY = 9
 MAX_HEADER_BYTES = 64 << 20
 """Maximum bytes of a header. A vocabulary of 262,144 tokens with its merges takes 17 MiB."""
 MAX_ELEMENTS = 1 << 21
-"""Maximum number of elements of a list in a header, the same limit as for a tokenizer.json."""
+"""Maximum number of elements of an array in a header. A tokenizer.json has the same limit."""
 MAX_DIMENSIONS = 4
 """Maximum number of dimensions of a tensor, set by the GGUF format."""
 ALIGNMENT = 32
@@ -65,7 +66,8 @@ class GgufHeader:
     architecture: str
     """Name of the model's architecture in the GGUF format, such as "llama"."""
     values: dict[str, Any]
-    """Metadata of the file by key, such as "llama.block_count". A list of texts is replaced by its length."""
+    """Metadata of the file by key, such as "llama.block_count". In place of an array of strings there is only its
+    length."""
     tensors: dict[str, GgufTensor]
     """Entries of the tensors by their names."""
     num_data_bytes: int

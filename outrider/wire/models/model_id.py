@@ -18,8 +18,8 @@ ADDITIONAL_TEMPLATES = {
     "tool_use": "additional_chat_templates/tool_use.jinja",
     "rag": "additional_chat_templates/rag.jinja",
 }
-"""Files of the chat templates that a gateway uses in place of the default one for requests with tools or documents, by
-template name."""
+"""Files of further chat templates, by template name. A gateway uses one of them in place of the default template for
+requests with tools or documents."""
 SAFETENSORS_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
 """Possible names of a single weights file with all tensors. The first that exists is read."""
 _PATH = re.compile(r"""(?<![\w.~/-])(?:~|\.{1,2})?/(?!/)[^\s'":,;()]*""")
@@ -87,10 +87,11 @@ def _stays_inside(file: str) -> bool:
 
 
 def full_name(model: str) -> str:
-    """Return the value of `WorkerInfo.model_id` for the setting `model`: the absolute path if it exists on this
-    machine, otherwise the hub id.
+    """Return the full name of the model that the setting `model` names: the absolute path if that path exists on this
+    machine, otherwise the hub id. Workers report it as `WorkerInfo.model_id`.
 
-    Call it on the machine that has the model: elsewhere a relative path such as folder/model looks like a hub id.
+    Call it on the machine that has the model. On any other machine a relative path such as folder/model looks like a
+    hub id.
     """
     path = os.path.abspath(os.path.expanduser(model))
     if os.path.exists(path):

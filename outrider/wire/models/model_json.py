@@ -44,10 +44,11 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def parse_weight_map(data: bytes, name: str) -> dict[str, str]:
-    """Parse a weights index such as model.safetensors.index.json; return the file name of each tensor by tensor name.
+    """Parse a weights index such as model.safetensors.index.json. Return the name of the file that has each tensor, by
+    tensor name.
 
-    name: file name of the index, for errors. Raises ConfigError unless every file is a safetensors file in the folder
-    of the index: another file could be opened as a pickle, or be outside the folder.
+    name: file name of the index, for errors. Raises ConfigError unless every named file is a safetensors file in the
+    folder of the index. (Another file could be opened as a pickle, or lie outside the folder.)
     """
     weight_map = parse_object(data, name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

@@ -17,10 +17,10 @@ def has_same_tokens(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
 
 
 def is_compatible(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
-    """Return whether a draft is compatible with a target.
+    """Return whether a draft can draft for a target.
 
     Two conditions must hold. First, both have the same tokens, or the draft retokenizes. Second, the outputs of both
-    models begin with the same ids (decoder_start_token_id), or the draft has no model.
+    models begin with the same ids (decoder_start_token_id); a draft without a model always meets this one.
     """
     if not has_same_tokens(draft, target) and not draft.supports_retokenization:
         return False
@@ -28,10 +28,11 @@ def is_compatible(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
 
 
 def describe_incompatibility(draft: pb.WorkerInfo, target: pb.WorkerInfo, difference: str | None) -> str:
-    """Return why a draft is not compatible with a target, and what to do. Call it only if `is_compatible` is false.
+    """Return a sentence that says why a draft is not compatible with a target, and what to do. Call it only if
+    `is_compatible` is false.
 
-    difference: result of `fingerprint.first_difference` for their tokenizers; None = unknown. It becomes part of the
-    sentence if the fingerprints differ.
+    difference: result of `fingerprint.first_difference` for their tokenizers, which the sentence quotes if the
+    tokenizers differ. None = it is unknown.
     """
     pair = f"draft {short_name(draft.model_id)} does not fit target {short_name(target.model_id)}"
     if target.tokenizer_fingerprint != draft.tokenizer_fingerprint:

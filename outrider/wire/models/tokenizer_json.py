@@ -22,7 +22,7 @@ STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 SAMPLES = ("", "Hello hello", " \t\n  ", "0123456789")
 """Texts that are encoded when a tokenizer is loaded. A tokenizer that panics or raises on one of them is refused."""
 MAX_TOKEN_ID = (1 << 20) - 1
-"""Largest token id that is allowed. It bounds the tables that have an entry per id. The largest published vocabulary,
+"""Largest token id that is allowed. Tables with one entry per id are limited by it. The largest published vocabulary,
 XLM-V's, has 901,629 tokens."""
 
 MAX_QUOTED = 400
@@ -56,7 +56,8 @@ def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokeni
 
 
 def read_special_tokens(config_json: bytes) -> dict[str, str]:
-    """Parse a tokenizer_config.json and return the texts of its special tokens by name, as `named_tokens` does.
+    """Parse a tokenizer_config.json and return the texts of its special tokens by name, such as {"eos_token": "</s>"}.
+    The model's own names, such as image_token, are included.
 
     config_json: content of the file; empty = there is no such file. Raises ConfigError if it is not a JSON object.
     """
@@ -100,8 +101,10 @@ def token_text(entry: Any) -> str | None:
 
 
 def fields_of(part: Any) -> dict[str, Any] | None:
-    """Return the JSON fields of a part of a loaded tokenizer, such as its decoder, as the tokenizers library writes
-    them; None if `part` is None. Use it instead of the fields in the file, where types may be missing.
+    """Return the JSON fields of a part of a loaded tokenizer, such as its decoder. None = the tokenizer has no such
+    part.
+
+    The tokenizers library writes these fields, so each has its type. In the file itself types may be missing.
     """
     if part is None:
         return None

@@ -23,7 +23,8 @@ if sys.platform == "linux":
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of its orphaned descendants, so that `end_descendants` finds them all.
+    """Make this process the parent of those descendants whose own parent ends, so that `end_descendants` finds all of
+    them.
 
     Only for a process that may end all its children. Does nothing on systems other than Linux.
     """

@@ -25,7 +25,7 @@ log = get_logger(__name__)
 MAX_SOCKET_PATH_BYTES = 107
 """Maximum bytes of the path of a Unix socket: the size of Linux's sockaddr_un.sun_path without the final zero."""
 RAY_SOCKET = "/outrider-12345678/ray/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
-"""Example of the longest path that a socket of Ray has below the folder for temporary files."""
+"""The longest path that a socket of Ray has below the folder for temporary files, as an example of its length."""
 _POLL_S = 0.1
 """Seconds between two attempts to take a lock."""
 
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder that only this user may access, or check that an existing one is such a folder. Return `folder`.
+    """Create a folder that only this user may access. If it exists, check that it is such a folder. Return `folder`.
 
     Raises ConfigError if it belongs to another account, is a link or a file, or is open to others. Raises OSError if it
     cannot be created.
@@ -109,7 +109,8 @@ def _parents() -> Iterator[Path]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Try to lock a file. Return its file descriptor, whose closing releases the lock; None = another process holds it.
+    """Try to lock a file. Return the file descriptor that holds the lock until it is closed. None = another process
+    holds the lock.
 
     Raises ConfigError if the file is a link or belongs to another account, or if its file system has no locks.
     """
@@ -140,7 +141,7 @@ def hold_lock(path: Path, timeout_s: float) -> Iterator[None]:
     """Context manager: wait for the lock on the file `path`, and hold it during the block. If another process still
     holds it after `timeout_s` seconds, log a warning and run the block without the lock.
 
-    Raises ConfigError as `try_lock` does.
+    Raises ConfigError if the file is a link or belongs to another account, or if its file system has no locks.
     """
     descriptor = try_lock(path)
     if descriptor is None:

@@ -17,8 +17,8 @@ _DOWN = 15
 
 
 class CallOutcome(Enum):
-    """How a request to the peer ended. The value is the weight of the outcome: failures in a row whose weights sum to
-    15 mark the peer as down.
+    """How a request to a peer (such as a worker) ended. The value is the weight of a failure. The peer is marked as
+    down once the weights of failures in a row sum to 15.
     """
 
     OK = 0
@@ -31,15 +31,19 @@ class CallOutcome(Enum):
 
 
 FIRST_PAUSE_S = 0.5
-"""Pause in seconds before the first probe, counted from when the peer is marked as down."""
+"""Seconds from the moment at which a peer is marked as down until the first probe. A probe is a request that is sent to
+find out whether the peer works again."""
 MAX_PAUSE_S = 15.0
-"""Maximum pause in seconds. The pause doubles after every probe that fails, up to this value."""
+"""Maximum seconds between two probes of a peer that is down. The pause doubles after every probe that fails, up to this
+value."""
 ALONE_S = 1.0
-"""Pause in seconds after which a peer that is down may be probed if no other peer can take the request."""
+"""Seconds after which a peer that is down may be probed if no other peer can take the request. A longer pause is then
+cut short."""
 
 
 class Health:
-    """Health of one peer: `note` records how requests to it ended, `is_usable` is whether another may be sent to it.
+    """Health of one peer. `note` records how requests to it ended, and `is_usable` says whether another request may be
+    sent to it. While the peer is down, single requests are sent as probes after growing pauses.
 
     Only one event loop may use it.
     """
@@ -65,32 +69,34 @@ class Health:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a request may be sent to the peer now: it is up, or it is down and the pause is over."""
+        """Whether a request may be sent to the peer now. That is so if the peer is up, or if it is down and the pause
+        before the next probe is over.
+        """
         return not self.is_down or self._clock() >= self._pause_end_s
 
     @property
     def is_usable_alone(self) -> bool:
-        """Whether a request that no other peer can take may be sent to the peer now. A peer that is down may then be
-        probed ALONE_S seconds after its last pause began, even if the pause is longer.
+        """Whether a request that no other peer can take may be sent to the peer now. If the peer is down, this allows a
+        probe at the latest ALONE_S seconds after the last pause began.
         """
         return self.is_usable or self._clock() >= self._pause_start_s + ALONE_S
 
     def allows(self, request: object) -> bool:
-        """Return whether a request that already runs on the peer may continue there: the peer is up, or the request is
-        the probe.
+        """Return whether a request that already runs on the peer may continue there. It may if the peer is up, or if
+        this request is the probe.
         """
         return not self.is_down or self._probe is request
 
     def begin(self, request: object) -> None:
         """Record that a request is sent to the peer. If the peer is down, this request is the probe, and the pause
-        before the next probe begins now, however this one ends.
+        before the next probe begins at once.
         """
         if self.is_down:
             self._pause(request)
 
     def note(self, outcome: CallOutcome) -> None:
-        """Record how a request to the peer ended. While the peer is down, the success of any request marks it as up
-        again. The failure of any request ends the current probe, if there is one, and doubles the pause.
+        """Record how a request to the peer ended. If the peer is down, a success marks it as up again. If it is down
+        and a probe runs, a failure of any request ends the probe and doubles the pause.
         """
         if outcome is CallOutcome.OK:
             self.is_down = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 ANY = "*"
-"""Value of a setting of origins or hosts that allows all of them."""
+"""Value with which a setting that lists origins or hosts allows all of them."""
 _HOST = r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?"
 _HOST_HEADER = re.compile(_HOST, re.ASCII | re.IGNORECASE)
 _ORIGIN_HEADER = re.compile(rf"([a-z][a-z0-9+.-]*)://{_HOST}", re.ASCII | re.IGNORECASE)
@@ -22,7 +22,7 @@ class OriginHost:
     name: str
     """Host name in lower case, or an IP address (IPv6 in brackets)."""
     port: int | None
-    """Port of the server; None = the default port of the scheme."""
+    """Port of the server. None = the header names no port, which means the default port of the scheme."""
 
     @classmethod
     def parse(cls, text: str) -> OriginHost | None:
@@ -75,7 +75,9 @@ class Origin:
         return cls(scheme, host)
 
     def is_of(self, host: OriginHost) -> bool:
-        """Return whether a page of this origin was served by `host`, so that its requests to `host` are same-origin."""
+        """Return whether `host` served the pages of this origin. Requests of these pages to `host` are then
+        same-origin.
+        """
         default_port = _DEFAULT_PORTS.get(self.scheme)
         if default_port is None:  # a scheme of an extension or an application, which no server has
             return False

@@ -10,8 +10,8 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 OPEN_BITS = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
-"""Permission bits of a file that cause a warning. The group's read bit is not one of them: a pod reads a mounted
-Secret as a member of its group."""
+"""Permission bits for which a warning about a private file is logged. The group's read bit is not among them, since a
+pod reads a mounted Secret as a member of its group."""
 
 
 def warn_if_open(path: Path) -> None:

@@ -31,25 +31,26 @@ _PR_SET_PDEATHSIG = 1
 """Option of prctl: the signal that the kernel sends to a process when its parent ends."""
 
 Event = dict[str, Any]
-"""An event that a child reports as a line of JSON: the event's name under the key "event", and further fields."""
+"""An event that a child process reports as one line of JSON. Its name is under the key "event", and further keys depend
+on the name."""
 OnLog = Callable[[str, str], None]
 """Callback for each line of a child's log: `on_log(name of the child, line)`, called on a reader thread."""
 
 POLL_S = 1.0
-"""Seconds between two calls of a child's `has_ended` by its owner. Polling is needed because `notify` is not called at
-the end of a child whose own child process holds its stdout open."""
+"""Seconds between two calls of `Child.has_ended` by the process that started the child. Polling is needed because
+`notify` is not called at the end of a child whose stdout one of its own child processes holds open."""
 TAIL_LINES = 200
-"""Number of last lines of a child's log that are kept."""
+"""Maximum number of lines at the end of a child's log that `Child.tail` keeps."""
 
 
 class Child:
     """A child process that writes events to stdout, one JSON object per line, and its log to stderr.
 
-    The child has its own process group, so that Ctrl-C in a terminal reaches only this process, which then stops its
-    children in order. It has no session of its own, because Linux divides cores among sessions: next to a session whose
-    threads wake each other all the time, another got 19 % of a core instead of 48 %. The kernel sends SIGTERM to the
-    child when this process ends, even by a crash. Start a child from the main thread, since the kernel sends this
-    signal when the starting *thread* ends.
+    The child has its own process group: Ctrl-C in a terminal then reaches only this process, which stops its children
+    in order. The child has no session of its own, because Linux divides cores among sessions: next to a session whose
+    threads wake each other all the time, another got 19 % of a core instead of 48 %. When this process ends, even by a
+    crash, the kernel sends SIGTERM to the child. The kernel already does so when the thread ends that started the
+    child, so start children from the main thread.
     """
 
     def __init__(
@@ -116,8 +117,8 @@ class Child:
         return True
 
     def last_lines(self, count: int) -> list[str]:
-        """Return the last `count` lines of the child's log. If the child has ended, wait up to a second for each reader
-        thread to read the rest of its output.
+        """Return the last `count` lines of the child's log. If the child has ended, first wait up to a second for each
+        thread that reads its output.
         """
         if self.returncode is not None:
             self._join_readers()
@@ -209,8 +210,8 @@ def write_event(event: Event) -> None:
 
 
 def write_events(events: Callable[[], Iterable[Event]]) -> int:
-    """Write the events that `events()` yields to stdout, each at once. If it raises an OutriderError, write an event
-    "failed". Return the exit code for this process.
+    """Write each event that `events()` yields to stdout at once. Return the exit code for this process: 0, or 1 if an
+    OutriderError was raised. In that case write an event "failed" with the error's message.
     """
     try:
         for event in events():

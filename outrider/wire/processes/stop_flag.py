@@ -16,8 +16,8 @@ _STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that should stop this process: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under
-    nohup.
+    """Return the signals that should stop this process: SIGINT, SIGTERM and SIGHUP. SIGHUP is left out if the process
+    ignores it, as it does under nohup.
     """
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return [signal.SIGINT, signal.SIGTERM]
@@ -45,7 +45,8 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.is_hurried = False
-        """Whether a second signal has arrived, after which parts should be stopped without grace."""
+        """Whether a signal has arrived after the flag was set. The parts of the system should then be stopped without
+        grace."""
         self._is_set = False
         self._is_installed = False
         self._reader, self._writer = os.pipe()
@@ -92,7 +93,9 @@ class StopFlag:
         return self._is_set
 
     def notify(self) -> None:
-        """End the current call of `wait`, or the next one, without setting the flag. Any thread may call it."""
+        """End the current call of `wait` without setting the flag. If no thread is waiting, the next call of `wait`
+        returns at once. Any thread may call it.
+        """
         with contextlib.suppress(BlockingIOError):  # the pipe is full, so the wait ends in any case
             os.write(self._writer, b"\0")
 

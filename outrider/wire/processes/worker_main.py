@@ -36,17 +36,23 @@ class RunningWorker(Protocol):
         """Return the worker's description, a WorkerInfo message."""
 
     def wait_failed(self, timeout_s: float | None = None) -> None:
-        """Wait at most `timeout_s` seconds (None = no limit) for the engine's end. Raise the error that ended it."""
+        """Wait until the engine has ended, at most `timeout_s` seconds (None = no limit). If an error ended it, raise
+        that error.
+        """
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = ...) -> None:
-        """Wait until all slots are closed, at most `timeout_s` seconds, or until `cut_short()` returns true."""
+        """Wait until all slots are closed. Return earlier after `timeout_s` seconds, or once `cut_short()`
+        returns True.
+        """
 
     def stop(self, grace_s: float = 2.0) -> None:
         """End the worker's gRPC server and its engine. grace_s: seconds for which open calls may continue."""
 
 
 def announce(**fields: object) -> None:
-    """Write an event "ready" with the given fields to stdout, for the process that started this one."""
+    """Write an event "ready" with these fields to stdout, by which the parent process learns that this process has
+    started.
+    """
     sys.stdout.write(json.dumps({"event": "ready", **fields}) + "\n")
     sys.stdout.flush()
 

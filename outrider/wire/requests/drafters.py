@@ -10,22 +10,26 @@ from typing import Self
 from outrider.wire.errors import InvalidRequest
 
 GRAMMAR = "grammar"
-"""Label in logs, metrics and replies for draft tokens that the request's grammar forced."""
+"""Label in logs, metrics and replies for draft tokens that were proposed because the request's grammar allows no other
+token."""
 _MAX_SHOWN_CHARS = 100
 """Maximum number of characters of an unknown label that an error quotes."""
 
 
 class DraftWorkerUse(Enum):
-    """Whether, and how, draft workers draft for a request. The value is the character that stands for it in labels."""
+    """Whether and how draft workers draft for a request. The value is the character for it in a drafter's label, such
+    as `+` in ngram+model.
+    """
 
     NEVER = ""
     OR = "+"
-    """Draft workers always draft. A step verifies either their draft tokens or those of the drafter in the target,
-    whichever have the higher expected number of accepted tokens."""
+    """Draft workers draft all the time. In each step the target compares their draft tokens with those of its own
+    drafter, and verifies the ones with the higher expected number of accepted tokens."""
     MERGED = "&"
-    """Draft workers always draft. Their draft tokens and those of the other drafter form one merged tree."""
+    """Draft workers draft all the time. Their draft tokens and those of the target's own drafter form one merged tree,
+    which a step verifies."""
     IF_ANY = "?"
-    """Same as OR if a draft worker is connected. The request also runs without one."""
+    """The same as OR if a draft worker is connected. If none is, the request runs without."""
 
 
 def _started_with(setting: str) -> str:
@@ -41,16 +45,17 @@ _TREES = "takes a model and an attention_path that run token trees"
 
 
 class Drafter(StrEnum):
-    """What proposes draft tokens for a request. None of the drafters changes the output's law.
+    """What proposes draft tokens for a request. No drafter changes the distribution of the output.
 
-    A member combines a drafter that runs in the target with a use of draft workers; either may be missing. The label
-    shows both: `ngram` runs in the target only, `ngram+model` and `ngram&model` use both, `model` and `model&model` use
-    draft workers only. `auto` is any drafter that is available.
+    A drafter consists of a drafter that runs in the target, of draft workers, or of both. The label shows the parts:
+    `ngram` runs in the target only, `ngram+model` and `ngram&model` use both, `model` and `model&model` use draft
+    workers only. `auto` stands for all drafters that are available.
     """
 
     draft_worker: DraftWorkerUse
     remedy: str
-    """What makes this drafter available, as the end of the error where it is not. Empty = that is obvious."""
+    """End of the error if this drafter is not available: what would make it available. It is empty if that needs no
+    explanation."""
     _own_label: str | None
     """Label of the drafter that runs in the target; None = none does."""
 
@@ -66,35 +71,37 @@ class Drafter(StrEnum):
         return drafter
 
     AUTO = "auto", _IF_ANY
-    """In each step, whichever available drafter has the highest expected number of accepted tokens: the request's
-    prediction, the target's heads, NGRAM, or a draft worker."""
+    """All available drafters: the request's prediction, the target's heads, NGRAM and draft workers. Each step uses the
+    one with the highest expected number of accepted tokens."""
     MODEL = None, _OR
-    """A draft worker."""
+    """A draft worker. It proposes tokens by the model, head or table that it was started with."""
     NGRAM = "ngram"
-    """In the target: tokens that followed the sequence's last tokens where these occurred earlier in the sequence."""
+    """Runs in the target. It proposes the tokens that followed where the sequence's last tokens occurred earlier in the
+    sequence."""
     LOOKUP = "lookup"
-    """In the target: a copy of what followed the longest earlier occurrence of the sequence's last tokens, in the
-    sequence itself or in recent outputs."""
+    """Runs in the target. It finds the longest earlier occurrence of the sequence's last tokens, in the sequence or in
+    recent outputs, and copies what followed there."""
     UNIGRAM = "unigram", _NEVER, _TEXT
-    """In the target: the most frequent tokens of a text file that the target was started with."""
+    """Runs in the target. It proposes the most frequent tokens of a text file that the target was started with."""
     BIGRAM = "bigram", _NEVER, _TEXT
-    """In the target: the tokens that most often follow the last token in a text file that the target was started with.
-    """
+    """Runs in the target. It proposes the tokens that most often follow the last token in a text file that the target
+    was started with."""
     HEADS = "heads", _NEVER, _started_with("heads FOLDER")
-    """In the target: Medusa's or blockwise heads that the target was started with."""
+    """Runs in the target. It consists of Medusa heads or blockwise heads that the target was started with."""
     LOOKAHEAD = "lookahead", _NEVER, _TREES
-    """In the target: lookahead decoding, by n-grams that the target makes in additional rows of its steps."""
+    """Runs in the target. It is lookahead decoding (Fu et al.): the target makes n-grams in additional rows of its own
+    steps."""
     PASS = "pass", _NEVER, _started_with("lookahead-embeddings FILE")
-    """In the target: PaSS, by look-ahead embeddings that the target was started with."""
+    """Runs in the target. It is PaSS, with the look-ahead embeddings that the target was started with."""
     NGRAM_MODEL = "ngram", _OR
-    """NGRAM or a draft worker, whichever has the higher expected number of accepted tokens in a step."""
+    """NGRAM and a draft worker. Each step uses the one with the higher expected number of accepted tokens."""
     LOOKUP_MODEL = "lookup", _OR
     LOOKAHEAD_MODEL = "lookahead", _OR, _TREES
     PREDICTION = "prediction"
-    """In the target: a copy of the request's prediction, as long as the output follows it."""
+    """Runs in the target. It copies the request's prediction for as long as the output follows it."""
     PREDICTION_MODEL = "prediction", _OR
     NGRAM_AND_MODEL = "ngram", _BESIDE, _TREES
-    """NGRAM and a draft worker in one merged tree."""
+    """NGRAM and a draft worker. Their draft tokens form one merged tree."""
     LOOKUP_AND_MODEL = "lookup", _BESIDE, _TREES
     MODEL_AND_MODEL = None, _BESIDE, "takes two pools of drafts, and a target that runs token trees"
     """One draft worker of each pool of drafts; their draft tokens form one merged tree."""
@@ -150,7 +157,7 @@ class Drafter(StrEnum):
 
     @property
     def needs_prediction(self) -> bool:
-        """Whether this drafter copies from the request's prediction, so that the request must have one."""
+        """Whether this drafter copies from the request's prediction. A request with this drafter must have one."""
         return self.own is Drafter.PREDICTION
 
     @property
@@ -159,8 +166,8 @@ class Drafter(StrEnum):
         return self in (Drafter.UNIGRAM, Drafter.BIGRAM)
 
     def merged(self) -> Drafter:
-        """Return the drafter that merges this one with draft workers, such as `ngram&model` for NGRAM. Only for a
-        drafter in the target, or MODEL.
+        """Return the drafter that puts this drafter's tokens and those of draft workers into one merged tree, such as
+        `ngram&model` for NGRAM. Call it only for MODEL or a drafter that runs in the target.
         """
         return Drafter(f"{self}{_BESIDE.value}model")
 

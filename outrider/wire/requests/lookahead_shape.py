@@ -10,7 +10,7 @@ from typing import NamedTuple
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 FORM = "W,N,G, such as 5,4,5: a window of 5 columns, n-grams of 4 tokens, 5 of them verified at once"
-"""Description of the setting's form, for errors and documents."""
+"""Description of the text that the setting `lookahead` takes, for errors and documents."""
 _NUMBERS = re.compile(r"([0-9]{1,2}),([0-9]{1,2}),([0-9]{1,2})")
 _MIN_NGRAM = 3
 """Minimum number of tokens of an n-gram. With two, a column would only have the level of the text itself, whose
@@ -25,8 +25,8 @@ class LookaheadShape(NamedTuple):
     ngram: int
     """N: number of tokens of an n-gram."""
     max_ngrams: int
-    """G: maximum number of n-grams in the pool that begin with the same token. A step verifies all of those that begin
-    with the last committed token."""
+    """G: maximum number of n-grams that the pool keeps for one first token. A step verifies all n-grams that begin with
+    the last committed token."""
 
     @classmethod
     def parse(cls, text: str) -> LookaheadShape:
@@ -54,7 +54,7 @@ class LookaheadShape(NamedTuple):
 
     @property
     def max_nodes(self) -> int:
-        """Maximum number of tokens that a step feeds in addition to the committed ones: window and n-grams to
-        verify.
+        """Maximum number of tokens that a step feeds beyond the committed tokens: those of the window, and those of the
+        n-grams to verify.
         """
         return self.num_window_tokens + self.max_ngrams * (self.ngram - 1)

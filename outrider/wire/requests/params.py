@@ -11,12 +11,12 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs, EarlyStopping
 
 MAX_STOP_TOKEN_IDS = 64
-"""Maximum number of stop ids of a request. They are sent in the message that opens a slot, like bad words and biases.
-"""
+"""Maximum number of stop ids of a request. All of them are sent in the message that opens a slot."""
 MAX_BAD_WORDS = 256
 """Maximum number of bad words of a request."""
 MAX_BAD_WORD_IDS = 64
-"""Maximum number of tokens of one bad word. Each row is checked for every length that occurs, in 0.05 ms for all 64."""
+"""Maximum number of tokens of one bad word. Each row of logits is checked once for every length that occurs among the
+bad words; 64 different lengths take 0.05 ms."""
 MAX_LOGIT_BIAS = 1024
 """Maximum number of token ids with a logit bias in a request."""
 MAX_LOGPROBS = 20
@@ -29,16 +29,17 @@ MAX_BEAM_TOKENS = 1 << 15
 """Maximum number of output tokens of all beams of a search together. If a search moves to another target, one message
 holds them all, in up to 1 MiB."""
 MAX_SEED = 2**64
-"""Number of possible seeds, which have 64 bits."""
+"""Number of possible seeds: 2 ** 64. The largest seed is one less."""
 ANY_VOCABULARY = 1 << 32
-"""Vocabulary size to pass to checks of token ids while the model's own is unknown."""
+"""Vocabulary size to pass to checks of token ids while the model's real size is unknown."""
 MAX_GRAMMAR_BYTES = 768 << 10
 """Maximum bytes (UTF-8) of a grammar, so that it fits into a message of 1 MiB. A grammar that compiles within a second,
 the default limit, has at most about 350 KiB."""
 MAX_SALT_BYTES = 256
 """Maximum bytes of a `cache_salt`, both of a request (UTF-8) and of a slot."""
 MAX_CORPUS_ID_BYTES = 32
-"""Maximum bytes of a slot's `corpus_id`, which is a digest of 256 bits."""
+"""Maximum bytes of a slot's `corpus_id`, a digest of 256 bits. The drafter `lookup` copies only from outputs of slots
+with the same id."""
 
 
 def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
@@ -70,7 +71,8 @@ class Range:
     def check(self, name: str, value: float, param: str | None = None) -> None:
         """Raise InvalidRequest if `value` is outside the bounds or NaN.
 
-        name: name of the parameter in the error's text. param: value of the error's `param`; None = `name`.
+        name: name of the parameter in the error's text. param: name of the parameter in the error's field `param`; None
+        = `name`.
         """
         if not self.low <= value <= self.high or (self.above_low and value == self.low):
             shown = int(value) if value == value // 1 else value
@@ -143,12 +145,12 @@ class BeamParams:
     width: int
     """Number of beams, which is also the number of choices."""
     length_penalty: float = 1.0
-    """Exponent in the score of a choice: the sum of its log-probs divided by length ** length_penalty."""
+    """Exponent in the score of an output, which is the sum of its log-probs divided by length ** length_penalty."""
     early_stopping: EarlyStopping = EarlyStopping.FALSE
 
     def check(self, vocab_size: int, name: str = "n") -> None:
-        """Raise InvalidRequest for the first field that is out of range. vocab_size: of the target, or ANY_VOCABULARY.
-        name: what the request calls the width.
+        """Raise InvalidRequest for the first field that is out of range. vocab_size: vocabulary size of the target, or
+        ANY_VOCABULARY. name: name of the request's parameter that gives the width, for errors.
         """
         remedy = " with use_beam_search; one beam alone is greedy decoding, temperature 0"
         Range(2, min(MAX_CHOICES, vocab_size // 2), remedy=remedy).check(name, self.width)
@@ -162,8 +164,8 @@ class BeamParams:
 
     @classmethod
     def from_proto(cls, message: pb.BeamSearch) -> BeamParams:
-        """Convert a protobuf message without checking its numbers; call `check` for that. Raises InvalidRequest for an
-        unknown early_stopping.
+        """Convert a protobuf message. Raises InvalidRequest for an unknown early_stopping. Numbers are not checked;
+        call `check` for that.
         """
         return cls(
             width=message.width,
@@ -183,20 +185,20 @@ class SamplingParams:
     temperature: float = 1.0
     """Divisor of the logits; 0 = greedy decoding."""
     top_k: int = 0
-    """Number of most likely tokens among which the next is drawn; 0 = all."""
+    """The next token is drawn from this number of most likely tokens. 0 = from all tokens."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     """Penalty on tokens that occur in the prompt or the output; 1 = off."""
     presence_penalty: float = 0.0
-    """Penalty on tokens that occur in the output; 0 = off."""
+    """Penalty on tokens that occur in the output, however often. 0 = no penalty."""
     frequency_penalty: float = 0.0
     """Penalty on tokens for each time that they occur in the output; 0 = off."""
     logit_bias: dict[int, float] = field(default_factory=dict)
     """Number to add to the logit of a token, by token id."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Sequences of token ids that must not appear in the output. The last token of a sequence is banned where the
-    others precede it."""
+    """Sequences of token ids that must not appear in the output. Wherever the output ends with all but the last token
+    of a sequence, the last token is banned."""
     min_tokens: int = 0
     """Number of output tokens before which no end-of-sequence id and no stop id is drawn."""
     seed: int = 0
@@ -206,16 +208,18 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
-    """Number of most likely tokens whose log-probs are returned along with the drawn token's log-prob; None = no
-    log-probs at all."""
+    """Number of most likely tokens whose log-probs are returned in addition to the drawn token's log-prob. None = no
+    log-prob is returned, not even the drawn token's."""
     acceptance: AcceptanceRule = AcceptanceRule.REJECTION
     """Rule by which draft tokens are accepted at temperature > 0. It has no effect at temperature 0."""
     lenience: float = 1.0
-    """Factor on draft probabilities in the acceptance rule (Leviathan et al. 2023, A.5); 1 = exact."""
+    """Lenience of the acceptance rule (Leviathan et al. 2023, A.5): the factor on draft probabilities. 1 = the output
+    is exact; below 1, more draft tokens are accepted."""
     grammar: str = ""
     """Grammar that the output must follow, in llguidance's JSON format; empty = no grammar."""
     beams: BeamParams | None = None
-    """Parameters of a beam search, which then replaces drawing; see NOT_WITH_BEAMS. None = no beam search."""
+    """Parameters of a beam search, by which the output is then found instead of drawn. NOT_WITH_BEAMS lists the fields
+    that must have their defaults. None = no beam search."""
 
     @property
     def greedy(self) -> bool:
@@ -224,15 +228,17 @@ class SamplingParams:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether the next token is a function of the tokens before it and the seed: at temperature 0, and under the
-        rule `coupled`. A draft token is then accepted exactly if it equals that token, and its distribution plays no
-        part.
+        """Whether the next token is determined by the tokens before it and the seed. That is so at temperature 0, and
+        under the rule `coupled`. A draft token is then accepted if it equals that token, whatever distribution it was
+        drawn from.
         """
         return self.greedy or self.acceptance is AcceptanceRule.COUPLED
 
     def stop_ids(self, eos_token_ids: Iterable[int]) -> set[int]:
-        """Return the token ids that end the output: the stop ids, and `eos_token_ids` (the model's) unless `ignore_eos`
-        is set.
+        """Return the token ids that end the output: the request's stop ids and, unless `ignore_eos` is set,
+        `eos_token_ids`.
+
+        eos_token_ids: the end-of-sequence ids of the model.
         """
         stop_ids = set(self.stop_token_ids)
         if not self.ignore_eos:
@@ -240,7 +246,7 @@ class SamplingParams:
         return stop_ids
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequest for the first field that is out of range. vocab_size: the target's, or
+        """Raise InvalidRequest for the first field that is out of range. vocab_size: vocabulary size of the target, or
         ANY_VOCABULARY.
         """
         for name, allowed in RANGES.items():
@@ -269,8 +275,8 @@ class SamplingParams:
 
     @property
     def max_cached(self) -> int:
-        """Maximum number of output tokens whose keys and values are cached at once. In a beam search each beam may need
-        `max_tokens`, since beams may differ from the first token on.
+        """Maximum number of output tokens whose keys and values are in the KV cache at once. It is `max_tokens`, or in
+        a beam search `max_tokens` per beam, since beams may differ from the first token on.
         """
         if self.beams is None:
             return self.max_tokens
@@ -373,15 +379,15 @@ class SamplingParams:
 
 
 def acceptance_of(value: pb.AcceptanceRule, name: str) -> AcceptanceRule | None:
-    """Convert the acceptance rule of a protobuf message; None = it is unspecified. name: name of the field, for errors.
-    Raises InvalidRequest for an unknown value.
+    """Return the acceptance rule that a protobuf message gives. None = the message gives none. name: name of the field,
+    for errors. Raises InvalidRequest for an unknown value.
     """
     return _parse_enum(AcceptanceRule, value, name)
 
 
 def draft_logprobs_of(value: pb.DraftLogprobs, name: str) -> DraftLogprobs | None:
-    """Convert the `draft_logprobs` of a protobuf message; None = it is unspecified. name: name of the field, for
-    errors. Raises InvalidRequest for an unknown value.
+    """Return the kind of `draft_logprobs` that a protobuf message gives. None = the message gives none. name: name of
+    the field, for errors. Raises InvalidRequest for an unknown value.
     """
     return _parse_enum(DraftLogprobs, value, name)
 

@@ -14,18 +14,18 @@ from typing import Any
 from outrider.wire.requests.params import RANGES, SamplingParams
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Names of the parameters that are called the same in generation_config.json and in a request."""
+"""Names of those sampling parameters that have the same name in generation_config.json and in a request."""
 MAX_TOKENS = "max_tokens"
 STATED = {name: name for name in SAMPLING} | {"max_new_tokens": MAX_TOKENS}
 """Maps the name of a parameter in generation_config.json to its name in a request."""
 
 
 def read_defaults(file: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Return (defaults, faults) of a parsed generation_config.json: the usable values by their names in a request, and
-    a sentence for each value that cannot be used.
+    """Return (defaults, faults), given the content of a generation_config.json. `defaults` has the usable values by
+    their names in a request, and `faults` a sentence for each value that cannot be used.
 
-    `do_sample: false` means greedy decoding: the temperature is then 0, and of the other parameters only max_tokens is
-    returned.
+    `do_sample: false` in the file means greedy decoding: the defaults are then temperature 0 and, if the file gives it,
+    max_tokens.
     """
     defaults: dict[str, float] = {}
     faults = list[str]()
@@ -46,15 +46,17 @@ def read_defaults(file: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]
 
 
 def usable_defaults(reported: Mapping[str, float]) -> dict[str, float]:
-    """Return the usable ones of the defaults that a target reports; values out of range are left out."""
+    """Return those defaults that can be used. reported: sampling defaults by name, as a target reports them. Values out
+    of range are left out.
+    """
     return {name: value for name, value in reported.items() if _is_usable(name, value)}
 
 
 def apply_defaults(params: SamplingParams, named: Set[str], defaults: Mapping[str, float]) -> SamplingParams:
-    """Return the parameters of a request, with defaults in place of those that the request does not give.
+    """Return the parameters of a request, where defaults replace those that the request does not give.
 
-    named: names of the parameters that the request gives. defaults: values by name. At temperature 0, whether the
-    request or the checkpoint sets it, decoding is greedy: no other default applies then, not even a penalty.
+    named: names of the parameters that the request gives. defaults: values by name. If the temperature is then 0,
+    whether by the request or by a default, decoding is greedy and no other default applies, not even a penalty.
     """
     if "temperature" not in named and "temperature" in defaults:
         params = dataclasses.replace(params, temperature=defaults["temperature"])

@@ -15,12 +15,14 @@ PRIORITY = Range(-(2**31), 2**31 - 1)
 WEIGHT = Range(0.001, 1000)
 MAX_TPOT_MS = Range(0, 3_600_000, above_low=True)
 MAX_CALLER_BYTES = 32
-"""Maximum bytes of `Scheduling.caller`, which is a digest of 256 bits."""
+"""Maximum bytes of `Scheduling.caller`, a digest of 256 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Parameters by which a request is scheduled among others: its caller and priority, and a limit on token time."""
+    """Parameters by which a request is scheduled among others: its caller with a weight, its priority, and a limit on
+    the time per output token.
+    """
 
     caller: bytes = b""
     """Digest of the caller's identity, at most 32 bytes. Requests with an empty digest count as those of one caller."""
@@ -29,8 +31,8 @@ class Scheduling:
     priority: int = 0
     """Order among the caller's requests: a lower number runs first, as in vLLM."""
     max_tpot_ms: float | None = None
-    """Milliseconds that each output token should take at most. Steps verify fewer draft tokens (of all slots) to keep
-    it. None = no such limit."""
+    """Upper limit of the time per output token, in milliseconds. To keep it, a step verifies fewer draft tokens of all
+    its slots. None = no limit."""
 
     def to_proto(self) -> pb.Scheduling:
         """Convert the parameters to a protobuf message."""
@@ -50,13 +52,13 @@ class Scheduling:
 
 
 class VirtualTokens:
-    """Fair queueing of callers: a count, per active caller, of the tokens that it was served divided by its weight. The
-    waiting caller with the smallest count is served next.
+    """Fair queueing of callers. It has a count per active caller: the tokens that the caller was served, divided by its
+    weight. The waiting caller with the smallest count is served next.
 
     This is algorithm 2 of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, with the virtual time
     of weighted fair queueing (Demers, Keshav and Shenker, 1989). A caller cannot save up tokens by being idle: when it
-    begins to wait, its count is raised to the weighted mean of the waiting callers' counts. The mean grows with every
-    token served, so that no caller waits for ever while others come and go.
+    begins to wait, its count is raised to the weighted mean of the waiting callers' counts. That mean grows with every
+    token served. So no caller waits for ever, even if other callers come and go.
     """
 
     def __init__(self) -> None:
@@ -69,8 +71,10 @@ class VirtualTokens:
         """Weighted mean of `_served` over the waiting callers."""
 
     def wait(self, waiting: Mapping[bytes, float], active: Iterable[bytes]) -> None:
-        """Replace the lists of callers. waiting: weight by caller with a request that waits to be served. active: all
-        callers with requests, waiting or not. The counts of all other callers are dropped.
+        """Set which callers are waiting and active now. The counts of all other callers are dropped.
+
+        waiting: weight of each caller that has a request waiting to be served. active: all callers that have requests,
+        waiting or running.
         """
         served = dict[bytes, float]()
         for caller in (*active, *waiting):
@@ -82,7 +86,7 @@ class VirtualTokens:
         self._total_weight = sum(waiting.values())
 
     def add_served(self, caller: bytes, amount: float) -> None:
-        """Add `amount` tokens to what a waiting caller was served."""
+        """Record that a waiting caller was served `amount` tokens."""
         self._served[caller] += amount / self._weights[caller]
         self._average += amount / self._total_weight
 

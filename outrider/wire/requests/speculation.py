@@ -17,19 +17,21 @@ from outrider.wire.requests.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, Range,
 from outrider.wire.requests.tree_shape import TreeShape
 
 DEFAULT_TOPK = 128
-"""Default number of tokens in each distribution of kind TOPK, for requests without `draft_topk`."""
+"""Number of tokens whose log-probs are sent per distribution (kind TOPK) if the request gives no `draft_topk`."""
 MIN_GAIN = 1.2
-"""Minimum speed-up over plain decoding at which draft tokens are used. The speed-up is expected for a step's draft
-tokens, or measured in a trial of a draft. It is above 1 because the estimate leaves out costs (messages, memory that
-others read) of 5 to 10 % of a step, measured with 8 to 64 slots on two cores. With 1.1 eight slots were 0.91 times as
-fast as plain decoding; with 1.4 useful draft tokens are refused."""
+"""Minimum speed-up over plain decoding for which draft tokens are used. It is compared with the speed-up that is
+expected from a step's draft tokens, or that was measured in a trial of a draft.
+
+It is above 1 because the estimate leaves out costs (messages, memory that others read) of 5 to 10 % of a step, measured
+with 8 to 64 slots on two cores. With 1.1, eight slots were 0.91 times as fast as plain decoding. With 1.4, draft tokens
+that pay are refused."""
 MAX_DRAFTS = 8
 """Maximum number of draft workers of one choice."""
 
 AUTO: Final = "auto"
 NumDraftTokens = int | Literal["auto"]
-"""K, the number of draft tokens that a step may verify. A number = steps wait for so many draft tokens; 0 = every step
-is plain. AUTO = each step verifies as many as make it faster, possibly none."""
+"""K, the number of draft tokens that a step may verify. A number: steps wait for that many draft tokens, and 0 means
+plain decoding. AUTO: each step verifies as many draft tokens as make it faster, possibly none."""
 
 
 def check_num_draft_tokens(value: object, name: str = "num_draft_tokens") -> NumDraftTokens:
@@ -52,15 +54,15 @@ def read_num_draft_tokens(text: str, name: str = "num_draft_tokens") -> NumDraft
 
 
 def num_draft_tokens_to_proto(num_draft_tokens: NumDraftTokens) -> pb.NumDraftTokens:
-    """Convert K to a protobuf message."""
+    """Convert K, a number or AUTO, to a protobuf message. AUTO is a message without a number."""
     if isinstance(num_draft_tokens, int):
         return pb.NumDraftTokens(number=num_draft_tokens)
     return pb.NumDraftTokens()
 
 
 def num_draft_tokens_from_proto(message: pb.NumDraftTokens, name: str = "num_draft_tokens") -> NumDraftTokens:
-    """Convert and check a protobuf message of K. name: name of the field, for errors. Raises InvalidRequest for a value
-    that is not allowed.
+    """Convert a protobuf message to K and check it. A message without a number means AUTO. Raises InvalidRequest for a
+    number that is not allowed. name: name of the field, for errors.
     """
     if not message.HasField("number"):
         return AUTO
@@ -74,11 +76,11 @@ def check_what_is_drafted(
     max_draft_tokens: int,
     prefix: str = "",
 ) -> None:
-    """Raise InvalidRequest if a request asks for more draft tokens than `max_draft_tokens`, or gives a tree together
-    with parameters that exclude one.
+    """Raise InvalidRequest if K or the tree of a request exceeds `max_draft_tokens`, or if a tree is given together
+    with K or with a drafter that cannot make trees.
 
-    An argument that is None was not given by the request. prefix: text before the parameters' names in errors, such as
-    "speculation.".
+    num_draft_tokens, tree, drafter: values that the request gives; None = it does not give this one. max_draft_tokens:
+    the gateway's limit. prefix: text before the parameters' names in errors, such as "speculation.".
     """
     too_many = f"and at most {max_draft_tokens} tokens are drafted; give fewer, or raise max_draft_tokens"
     if isinstance(num_draft_tokens, int) and num_draft_tokens > max_draft_tokens:
@@ -100,27 +102,28 @@ def check_what_is_drafted(
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Parameters by which draft tokens for a slot are made and verified. The default is plain decoding: no step
-    verifies draft tokens.
+    """Parameters by which draft tokens for a slot are made and verified. With the defaults no step verifies draft
+    tokens, as `max_draft_tokens` is 0.
     """
 
     num_draft_tokens: NumDraftTokens = AUTO
     """K, the number of draft tokens that a step may verify. Always AUTO if `tree` is given."""
     max_draft_tokens: int = 0
-    """Maximum number of draft tokens of all drafters together that a step may verify. It limits AUTO and merged trees.
-    """
+    """Maximum number of draft tokens, of all drafters together, that a step may verify. It limits K where that is AUTO,
+    and the size of merged trees."""
     tree: TreeShape | None = None
-    """Shape of the draft tree that each step waits for and verifies; None = chains, whose length `num_draft_tokens`
-    sets."""
+    """Shape of the draft tree that each step waits for and verifies. None = draft tokens form chains, of at most
+    `num_draft_tokens`."""
     draft_logprobs: DraftLogprobs = DraftLogprobs.AUTO
     draft_topk: int = DEFAULT_TOPK
-    """Number of tokens in each distribution of kind TOPK."""
+    """Number of tokens whose log-probs are sent per distribution, if distributions of kind TOPK are sent."""
     is_sequential: bool = False
-    """Whether draft and target work in turn: the draft waits for each verdict. False = the draft drafts ahead."""
+    """Whether draft and target alternate: the draft begins to draft only after the target's verdict. False = the draft
+    drafts ahead while the target verifies."""
     draft_index: int = 0
     """Index of the draft worker that gets these parameters among the draft workers of the choice."""
     explain: bool = False
-    """Whether the target's verdicts also list what was verified and rejected."""
+    """Whether the target's verdicts also explain which draft tokens were verified, and why no more were accepted."""
 
     @property
     def is_plain(self) -> bool:

@@ -18,15 +18,16 @@ _BEST = re.compile(r"best:([0-9]{1,4})x([0-9]{1,4})")
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """Shape of a draft tree, given either by `widths`, or by `num_nodes` and `max_depth`. The root has depth 0; its
-    children, at depth 1, follow the last committed token.
+    """Shape of a draft tree. It is given either by `widths` alone, or by `num_nodes` and `max_depth`. The root (the
+    last committed token) has depth 0, and its children, the first draft tokens, have depth 1.
     """
 
     widths: tuple[int, ...] = ()
-    """Number of children of every node at depths 0, 1, ...: (4, 2) has 4 nodes at depth 1 and 8 at depth 2."""
+    """Number of children of every node, by the node's depth from 0 on. For example (4, 2) has 4 nodes at depth 1 and 8
+    at depth 2. Empty = the shape is given by `num_nodes`."""
     num_nodes: int = 0
-    """Maximum number of nodes. The nodes with the largest product of draft probabilities from the root are verified.
-    0 = the shape is given by `widths`."""
+    """Maximum number of nodes. The nodes with the largest products of draft probabilities along their paths from the
+    root are verified. 0 = the shape is given by `widths`."""
     max_depth: int = 0
     """Maximum depth of a node, if `num_nodes` is given."""
 
@@ -71,7 +72,9 @@ class TreeShape:
         return num_nodes
 
     def check(self, name: str = "tree") -> None:
-        """Raise InvalidRequest if the shape cannot be drafted or verified. name: name of the parameter, for errors."""
+        """Raise InvalidRequest if the shape is given in both ways, or has more nodes or levels than MAX_DRAFT_TOKENS.
+        name: name of the parameter, for errors.
+        """
         if self.widths and self.num_nodes:
             raise InvalidRequest(f"{name} has both widths and num_nodes; give one of them", param=name)
         numbers = self.widths or (self.num_nodes, self.max_depth)
@@ -87,9 +90,10 @@ class TreeShape:
             )
 
     def reduced_to(self, depth: int, num_nodes: int) -> TreeShape | None:
-        """Return the shape reduced to at most `depth` levels and `num_nodes` nodes; None = no node remains.
+        """Return this shape, reduced to at most `depth` levels and `num_nodes` nodes. None = no node would remain.
 
-        The deepest levels are dropped first, then one child at a time from the widest level.
+        First the deepest levels are dropped. Then the widest level loses one child per node at a time, until the tree
+        is small enough.
         """
         # 4x2x1 to a depth of 2 and 8 nodes: 4x2 (12 nodes), 3x2 (9), 2x2 (6)
         if depth < 1 or num_nodes < 1:

@@ -21,7 +21,8 @@ PREFIX = "or-"
 KEY_BYTES = 32
 """Number of random bytes in an API key."""
 MAX_FILE_BYTES = 4 << 20
-"""Maximum bytes of the file of keys. It is limited because the gateway reads the file on its event loop."""
+"""Maximum bytes of the file of keys. The gateway reads the file on its event loop, so a long file would delay
+requests."""
 HEADING = (
     "# API keys of an Outrider gateway, hashed. Written by `outrider keys`; docs/keys.md says what the fields mean.\n"
 )
@@ -39,7 +40,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 class ApiKey(BaseModel):
-    """One API key of the file: its hash, and its limits. An absent limit means no limit."""
+    """An API key as the file of keys has it: the key's hash and its limits. A limit that is absent does not apply."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -55,8 +56,8 @@ class ApiKey(BaseModel):
     weight: Annotated[float, Field(ge=WEIGHT.low, le=WEIGHT.high)] = 1.0
     """Share of the key when several keys compete, relative to a key of weight 1."""
     control_tokens_in_content: ContentControlTokens = "allow"
-    """How the texts of control tokens in this key's chats are read. text = as plain text, whatever the gateway's
-    setting is; allow = as the gateway's setting of the same name says."""
+    """How texts that look like control tokens are read in this key's chats. text = as plain text, whatever the
+    gateway's setting says; allow = as the gateway's setting control_tokens_in_content says."""
     expires: Annotated[datetime, AfterValidator(_in_utc)] | None = None
     """Time from which the key is refused, in UTC if it has no time zone; absent = never."""
 
@@ -135,8 +136,8 @@ def _value_of(node: yaml.MappingNode, name: int | str) -> Any:
 
 
 def write_keys(path: str | Path, keys: tuple[ApiKey, ...]) -> None:
-    """Write the file of API keys as a whole or not at all. A new file is readable by its owner only; a file that is
-    replaced keeps its owner and mode. Raises ConfigError if it cannot be written.
+    """Write the file of API keys. If that fails, raise ConfigError and leave the file as it was. A new file can be read
+    by its owner only; a file that is replaced keeps its owner and mode.
     """
     entries = list[dict[str, Any]]()
     for key in keys:

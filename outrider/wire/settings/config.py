@@ -36,11 +36,11 @@ Seconds = Annotated[float, Field(gt=0, le=86400)]
 MIB = 1 << 20
 """Number of bytes in a mebibyte."""
 GPU_FRACTION = 0.9
-"""Default fraction of a GPU's memory that all its workers take together. CUDA contexts and torch's own memory need the
-rest."""
+"""Default fraction of a GPU's memory that all workers on it may take together. The rest is for CUDA contexts and for
+torch's own memory."""
 ContentControlTokens = Literal["allow", "text"]
-"""How the texts of control tokens are read where they occur in content that users write: allow = as control tokens,
-text = as plain text."""
+"""How text that users write is read where it contains the texts of control tokens: allow = as control tokens, text = as
+plain text."""
 
 
 def _check_default_drafter(drafter: Drafter) -> Drafter:
@@ -50,7 +50,8 @@ def _check_default_drafter(drafter: Drafter) -> Drafter:
 
 
 DEFAULT_DRAFTERS = [drafter for drafter in Drafter if not drafter.needs_prediction]
-"""Drafters that the gateway may use by default: all but those that need a prediction in the request."""
+"""Drafters that a gateway may have as the default of all requests. Those that need a prediction are left out, since
+only a request can bring one."""
 DefaultDrafter = Annotated[
     Drafter,
     AfterValidator(_check_default_drafter),
@@ -94,62 +95,64 @@ class _ProcessConfig(_Settings):
     """OTLP endpoint (gRPC) that receives spans, such as http://collector:4317; absent = no spans are made."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
-    """json: one object a line, with the ids of request and slot where there are any."""
+    """json: each line of the log is one JSON object, with the ids of request and slot if it is about one."""
 
 
 class WorkerConfig(_ProcessConfig):
     """Settings that draft and target workers have in common."""
 
     model: str
-    """Model folder, GGUF file or hub id. For a draft whose drafter is not model: one with the target's tokenizer and
-    vocabulary, such as the target's own; no weights are read."""
+    """Model folder, GGUF file or hub id. A draft whose drafter is not model needs only a tokenizer: give the target's
+    model or one with the same tokenizer and vocabulary; no weights are read."""
     drafter_text: str | None = None
-    """Text file (UTF-8) in which tokens and pairs of tokens are counted; the drafters unigram and bigram need it."""
+    """Text file (UTF-8) in which the drafters unigram and bigram count tokens and pairs of tokens."""
     port: Port = 0
-    """gRPC port; 0 takes a free one and prints it."""
+    """gRPC port; 0 = any free port, which is printed."""
     metrics_port: Port | None = None
-    """Port of the Prometheus endpoint; 0 takes a free one; absent = none."""
+    """Port of the Prometheus endpoint; 0 = any free port. Absent = there is no such endpoint."""
     device: str = "auto"
-    """cpu, cuda, cuda:N or auto (a GPU when there is one)."""
+    """cpu, cuda, cuda:N, or auto: a GPU if there is one, otherwise the CPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights and activations; auto = float32 on CPU, the checkpoint's own on a GPU."""
+    """Dtype of weights and activations; auto = float32 on a CPU, the checkpoint's dtype on a GPU."""
     cpu_cores: str | None = None
     """Cores that the process is pinned to, such as 0 or 0,2-3; absent = all cores that it may use."""
     max_slots: Positive = 64
-    """Slots (choices of requests) that are open at once."""
+    """Maximum number of slots (choices of requests) that are open at once."""
     kv_cache_tokens: Positive | None = None
-    """Tokens that the KV cache holds; absent = what fits into kv_cache_fraction of the free memory, at most max_slots
-    contexts, which count 4096 tokens each on a CPU. On a CPU memory is allocated as it is used."""
+    """Number of tokens that the KV cache holds. Absent = as many as fit into kv_cache_fraction of the free memory, but
+    no more than max_slots full contexts need. On a CPU a context counts as 4096 tokens at most, and memory is allocated
+    only as it is used."""
     kv_cache_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Fraction that the KV cache may take of the memory that is free after the weights are loaded. Absent = 0.1 on a
-    CPU; 0.9 on a GPU, captured graphs included; 1 with gpu_memory_utilization."""
+    CPU; 0.9 on a GPU, for KV cache and captured graphs together; 1 if gpu_memory_utilization is given."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Fraction of a GPU's whole memory that this worker may take, for weights, steps and KV cache (unless
-    kv_cache_tokens gives the cache's size). Absent = by the free memory; where `outrider up`, the launcher or the chart
-    places several workers on one GPU, this worker's part of 0.9."""
+    """Fraction of a GPU's whole memory that this worker may take for weights, steps and KV cache. If kv_cache_tokens is
+    given, that sets the size of the cache instead. Absent = the free memory decides; but where `outrider up`, the
+    launcher or the chart places several workers on one GPU, each gets a part of 0.9."""
     prefix_caching: bool = True
-    """Keep the KV cache of ended prompts and outputs, so that a later prompt that begins alike is not computed
-    again."""
+    """Whether the KV cache of ended prompts and outputs is kept. A later prompt that begins with the same tokens then
+    takes its keys and values from there."""
     context_limit: Positive | None = None
-    """Most tokens of prompt and output; absent = the model's own limit."""
+    """Maximum number of tokens of prompt and output together; absent = the model's own limit."""
     attention_path: Literal["auto", "fused", "flash", "paged", "dense"] = "auto"
-    """How forwards compute attention; auto = the fastest path that passes the self-test at load."""
+    """The code that computes attention; auto = the fastest path that passes the self-test at load."""
     batch_invariant: bool = False
-    """Serve only if the same tokens give the same logits bit for bit in every batch and at every verify width."""
+    """Serve only if a token's logits are the same, bit for bit, in every batch and for every number of draft tokens. A
+    device or model for which that does not hold is refused."""
     trust_draft_config: bool = False
-    """Serve a draft head, with a warning, even if another wiring than its configuration's predicts the target better,
-    or none predicts it."""
+    """Serve a draft head, with a warning, even if the probe suggests that its configuration is wrong: another wiring
+    than the configured one predicts the target better, or none predicts it."""
     allow_pickle: bool = False
-    """Read a head's weights from .bin and .pt files too, as tensors alone (torch's weights_only)."""
+    """Read a head's weights from .bin and .pt files too. Only tensors are unpickled (torch's weights_only)."""
     quantization: Literal["none", "int8"] = "none"
     """int8: round weights to 8 bits at load, with one scale per output channel. Not needed for a checkpoint that is
     quantised already."""
     unpack_weights: bool = True
-    """Whether a quantised checkpoint for which the device has no kernels is unpacked at load, to 2 or 4 bytes a weight;
-    false = it is refused."""
+    """What happens to a quantised checkpoint for which the device has no kernels: true = its weights are unpacked at
+    load, to 2 or 4 bytes each; false = it is refused."""
     max_prefill_tokens: Positive | None = None
-    """Most prompt tokens in one step, so that running requests do not wait long; absent = 256 on a CPU, 2048 on a
-    GPU."""
+    """Maximum number of prompt tokens in one step. A low number keeps long prompts from delaying running requests.
+    Absent = 256 on a CPU, 2048 on a GPU."""
 
     @field_validator("cpu_cores")
     @classmethod
@@ -165,17 +168,16 @@ class DraftConfig(WorkerConfig):
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_DRAFT_")
 
     drafter: Literal["model", "ngram", "lookup", "unigram", "bigram"] = "model"
-    """What proposes draft tokens. model is the model itself; the others need none: ngram counts the tokens that
-    followed in the sequence itself, lookup copies those that followed there or in recent outputs, unigram and bigram
-    count in drafter_text. Settings of a model (dtype, KV cache, attention_path, quantization, ...) have no effect on
-    those."""
+    """What proposes draft tokens: model = the model itself. The others need no weights, and settings of a model (dtype,
+    KV cache, attention_path, quantization, ...) have no effect on them: ngram counts the tokens that followed in the
+    sequence, lookup copies what followed there or in recent outputs, unigram and bigram count in drafter_text."""
     drafted_by: Literal["none", "ngram", "lookup"] = "none"
-    """A drafter for the draft model itself, ngram or lookup: where its tokens are those that the model draws, the model
-    drafts several tokens in one step. The draft tokens do not change. Not for draft heads, nor for models that fill
-    blocks."""
+    """Drafter that proposes tokens to the draft model itself: ngram or lookup. Where it proposes what the model then
+    draws, the model drafts several tokens in one step. This makes drafting faster and does not change the draft tokens.
+    Not for draft heads, nor for models that fill blocks."""
     target_model: str | None = None
-    """The target's folder or hub id, for a model that is a draft head (EAGLE-3, Medusa): the tokenizer is read there,
-    and the embedding and output rows that the head's files leave out. `outrider up` sets it."""
+    """Folder or hub id of the target, for a model that is a draft head (EAGLE-3, Medusa). The tokenizer is read there,
+    and so are the embedding and the lm_head if the head's files leave them out. `outrider up` sets it."""
 
     @model_validator(mode="after")
     def _check_drafter(self) -> Self:
@@ -202,7 +204,7 @@ class DraftConfig(WorkerConfig):
 
     @property
     def has_model(self) -> bool:
-        """Whether the drafter is a model."""
+        """Whether the drafter is a model. False = it proposes tokens from tables."""
         return self.drafter == "model"
 
 
@@ -212,15 +214,16 @@ class TargetConfig(WorkerConfig):
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_TARGET_")
 
     tensor_parallel: Positive = 1
-    """Ranks that the target's weights are split over, each a process with a device of its own."""
+    """Number of ranks over which the target's weights are split. Each rank is a process with a device of its own."""
     heads: str | None = None
-    """Folder of Medusa's or blockwise heads, with which this target drafts for requests whose drafter is heads."""
+    """Folder of Medusa heads or blockwise heads. With them this target drafts for requests whose drafter is heads."""
     lookahead: str = "5,4,5"
-    """W,N,G of the drafter lookahead: each step also feeds a window of W columns, in which n-grams of N tokens are
-    made, and verifies up to G of them. A step feeds up to (W + G) (N - 1) - 1 tokens more, at most 64."""
+    """Sizes W,N,G of the drafter lookahead. Each step also feeds a window of W columns, from which it makes n-grams of
+    N tokens, and verifies up to G n-grams. It so feeds up to (W + G) (N - 1) - 1 additional tokens, which may be 64 at
+    most."""
     lookahead_embeddings: str | None = None
     """File (safetensors), or its folder, of look-ahead embeddings that `outrider train-head pass` trained for this
-    target, with which it drafts for requests whose drafter is pass."""
+    target. With them the target drafts for requests whose drafter is pass."""
 
     @model_validator(mode="after")
     def _check_embeddings(self) -> Self:
@@ -244,114 +247,133 @@ class GatewayConfig(_ProcessConfig):
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_GATEWAY_")
 
     target: str | None = None
-    """host:port of the target worker, or of several of one model, separated by commas; before them NAME= if their pool
-    has a name. dns:///host:port: each address of that name is a worker, now and later."""
+    """host:port of the target worker; several workers of one model are separated by commas. NAME= before the first
+    names their pool. With dns:///host:port every address of that DNS name is a worker, including addresses that are
+    added later."""
     draft: str | None = None
-    """host:port of the draft worker, or of several of one pool, separated by commas, and pools by semicolons, each
-    after NAME= if it has a name; dns:/// as for target. Absent = plain decoding."""
+    """host:port of the draft worker. Several workers of one pool are separated by commas, and pools by semicolons;
+    NAME= before the first worker names a pool. dns:///host:port works as for target. Absent = plain decoding, unless
+    the target drafts."""
     target_for_draft: str | None = None
-    """host:port at which the drafts reach the target, one for each of target; absent = the same as target."""
+    """host:port at which draft workers reach the target, with one entry for each entry of target. Absent = the same
+    addresses as target."""
     registry: str | None = None
-    """host:port of the launcher's registry, from which the gateway gets its workers; instead of target and draft."""
+    """host:port of the launcher's registry, from which the gateway gets the addresses of its workers. It replaces
+    target and draft."""
     model_name: str | None = None
-    """Id under which the target is served; absent = the target's model id. Not with registry, whose pools have it."""
+    """Id under which the target is served; absent = the target's model id. With registry it must be absent, since the
+    pools have the ids."""
     port: Port = 8000
-    """HTTP port; 0 takes a free one and prints it."""
+    """HTTP port; 0 = any free port, which is printed."""
     grpc_port: Port = 8001
-    """gRPC port; 0 takes a free one and prints it."""
+    """gRPC port; 0 = any free port, which is printed."""
     metrics_port: Port | None = None
-    """Port of /metrics, /sd, /healthz and /readyz, in plain HTTP and before the first target is connected; 0 takes a
-    free one and prints it. Absent = they are on the HTTP port, where every client can read them."""
+    """Port of /metrics, /sd, /healthz and /readyz. It speaks plain HTTP, even before the first target is connected; 0 =
+    any free port, which is printed. Absent = these paths are on the HTTP port, where every client can read them."""
     page: bool = True
-    """Serve a page at / of the HTTP port, on which one prompts the model and watches the rounds; off = 404."""
+    """Whether / of the HTTP port shows a page on which users chat with the model and watch the rounds. off = it returns
+    404."""
     num_draft_tokens: NumDraftTokens = AUTO
-    """K: draft tokens a step, unless the request gives it; auto = as many as make the most tokens per second, step by
-    step, down to none."""
+    """K, the number of draft tokens per step, for requests that do not give it. auto = each step verifies as many as
+    give the most tokens per second, possibly none."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
-    """Most draft tokens that a request may have in a round, as K or as nodes of a tree; a request for more gets 400."""
-    drafter: DefaultDrafter = Drafter.AUTO
-    """What proposes draft tokens, unless the request gives it. auto: in each step the drafter, of a draft worker and of
-    the target itself, from which most accepted tokens are expected by its past rounds. model: a draft worker alone.
-    ngram and the like: the target alone. With +model: the one of the two from which more is expected; with &model: both
-    in one tree; with model&model: a draft worker of each pool in one tree."""
-    acceptance: Literal["rejection", "coupled"] = "rejection"
-    """Rule by which draft tokens are accepted at temperature > 0, unless the request gives it. Both keep the
-    target's output distribution exactly. With coupled the output is a function of prompt, parameters and seed, whatever
-    is drafted, and no distribution is sent. With rejection somewhat more draft tokens are accepted."""
-    tree: str | None = None
-    """Shape of draft trees in place of chains, unless the request gives it: children by depth such as 4x2x1, or
-    best:12x4, the 12 most likely nodes up to a depth of 4. Absent = chains."""
-    draft_logprobs: str = "auto"
-    """How distributions are sent from draft to target at temperature > 0: full; topk or topk:N, the N most likely
-    tokens of each (128); or auto: full while a step's payload is small, else topk."""
-    max_running: Positive = 64
-    """Choices decoded at once on each target; times the number of gateways, keep at or under the workers' max_slots."""
-    max_queue: Annotated[int, Field(ge=0)] = 256
-    """Choices of a model that may wait in the queue; further requests are refused with 429."""
-    max_queue_wait_s: Seconds = 0.5
-    """Once the queue is expected to take longer than this, requests that cannot start at once are refused with 429
-    until none has arrived for a second, so that admitted requests keep their speed. A burst at an idle model waits as
-    max_queue allows. For batch work, which would rather wait: as long as request_timeout_s."""
-    request_timeout_s: Seconds = 600.0
-    """Most seconds from a request's arrival to its end, its time in the queue included."""
-    control_tokens_in_content: ContentControlTokens = "allow"
-    """How the texts of control tokens in messages, calls, tools and documents of chats are read, unless a key or a
-    request sets text: as those tokens (allow), so that a document's author can end its message, or as plain text."""
-    generation_config: Literal["auto", "none", "vllm"] = "auto"
-    """Sampling parameters that an HTTP request does not give: auto = those of the checkpoint's generation_config.json,
-    none (vLLM's word: vllm) = temperature 1 without cut or penalty. Temperature 0 is greedy either way."""
-    max_tokens_beyond_context: Literal["clamp", "refuse"] = "clamp"
-    """What happens to max_tokens that exceed what the context leaves: reduced to that (clamp), or 400 (refuse)."""
-    max_compile_s: Seconds = 1.0
-    """CPU seconds that checking a request's grammar, or rendering its chat template, may take; a request that takes
+    """Maximum number of draft tokens that a request may ask for in a round, as K or as nodes of a tree. A request for
     more is refused with 400."""
+    drafter: DefaultDrafter = Drafter.AUTO
+    """What proposes draft tokens, for requests that do not give it. auto: each step uses the drafter, in the target or
+    in a draft worker, from which it expects the most accepted tokens. model: a draft worker alone. ngram and similar:
+    the target alone. NAME+model: each step uses one of the two. NAME&model: both in one tree. model&model: a draft
+    worker of each pool in one tree."""
+    acceptance: Literal["rejection", "coupled"] = "rejection"
+    """Rule by which draft tokens are accepted at temperature > 0, for requests that do not give it. Both rules keep the
+    target's output distribution exactly. coupled: the output depends only on prompt, parameters and seed, not on the
+    draft tokens, and no distribution is sent. rejection: somewhat more draft tokens are accepted."""
+    tree: str | None = None
+    """Shape of draft trees, for requests that do not give it: children by depth such as 4x2x1, or best:12x4, the 12
+    most likely nodes up to a depth of 4. Absent = chains instead of trees."""
+    draft_logprobs: str = "auto"
+    """Which log-probs of each draft token's distribution are sent to the target at temperature > 0. full: those of the
+    whole vocabulary. topk or topk:N: those of the N most likely tokens (topk means 128). auto: full while a step's
+    payload is small, otherwise topk."""
+    max_running: Positive = 64
+    """Maximum number of choices that each target decodes at once. Multiplied by the number of gateways it should be at
+    most the workers' max_slots."""
+    max_queue: Annotated[int, Field(ge=0)] = 256
+    """Maximum number of choices that wait in the queue of a model. Requests beyond it are refused with 429."""
+    max_queue_wait_s: Seconds = 0.5
+    """Expected seconds in the queue from which the gateway counts as overloaded. Until no request has found all places
+    taken for a second, it then refuses with 429 what cannot start at once, so that admitted requests keep their speed.
+    A burst at an idle model may still wait, up to max_queue. For batch work, set it as high as request_timeout_s."""
+    request_timeout_s: Seconds = 600.0
+    """Maximum seconds from a request's arrival to its end, including its time in the queue."""
+    control_tokens_in_content: ContentControlTokens = "allow"
+    """How the texts of control tokens in messages, calls, tools and documents of chats are read. allow: as control
+    tokens, so that the author of a document can end its message. text: as plain text. A key or a request may set text
+    for itself."""
+    generation_config: Literal["auto", "none", "vllm"] = "auto"
+    """Values of sampling parameters that an HTTP request does not give. auto = those of the checkpoint's
+    generation_config.json; none (or vllm, as vLLM calls it) = temperature 1, without cuts and penalties. At temperature
+    0 decoding is greedy in both cases."""
+    max_tokens_beyond_context: Literal["clamp", "refuse"] = "clamp"
+    """What happens if prompt and max_tokens together exceed the context. clamp = max_tokens is reduced to what is left;
+    refuse = the request is refused with 400."""
+    max_compile_s: Seconds = 1.0
+    """Maximum CPU seconds for checking a request's grammar, and for rendering its chat template. A request that takes
+    longer is refused with 400."""
     prefix_cache_scope: Literal["shared", "key", "user"] = "key"
-    """Which requests share the workers' cached prefixes: those of one API key (without keys all), of one user of a key,
-    or all (shared), whose senders can then find out each other's prompts by timing. Always of the same cache_salt."""
+    """Which requests share cached prefixes in the workers. key: those of one API key, or all requests if there are no
+    keys. user: those of one user of a key. shared: all requests; their senders can then find out each other's prompts
+    by timing. Only requests with the same cache_salt ever share."""
     lookup_scope: Literal["user", "shared"] = "user"
-    """Which ended outputs the drafter lookup copies from: those of the same API key and user (and cache_salt), none for
-    a request with neither; or all (shared), which the number of draft tokens then reveals in part."""
+    """Which ended outputs the drafter lookup copies from. user: those of the same API key, user and cache_salt; a
+    request with neither key nor user copies from none. shared: all; the number of draft tokens then reveals something
+    about other users' outputs."""
     keep_alive_s: Seconds = 75.0
-    """Seconds that an HTTP connection may be idle between two requests. Longer than a proxy in front keeps it, 60 s in
-    common ones, so that no connection closes just as a request is sent."""
+    """Seconds for which an HTTP connection may be idle between two requests. It should be longer than a proxy in front
+    keeps idle connections (60 s in common ones); otherwise a connection may close just as the proxy sends a request."""
     stream_ping_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
-    """Seconds without an event after which an HTTP stream gets a comment (on /v1/messages a ping), so that no proxy
-    closes it as idle; 0 = none."""
+    """Seconds without an event after which a comment (on /v1/messages a ping) is sent in an HTTP stream, so that no
+    proxy closes it as idle. 0 = none is sent."""
     stream_in_queue: bool = False
-    """Begin an HTTP stream while its request is in the queue, so that it is pinged there too; a request that fails
-    there then fails in its stream and not by a status. off = a stream begins once a target has opened its slot."""
+    """Whether an HTTP stream begins while its request is still in the queue, so that pings are sent there too. If the
+    request then fails in the queue, the error is an event of the stream and not an HTTP status. off = a stream begins
+    once a target has opened the request's slot."""
     max_body_bytes: Positive = 4 * MIB
-    """Largest HTTP body, and largest gRPC message of a user, in bytes. Memory holds sixteen at once, four of each API
-    key, and as many gRPC messages more that are being received."""
+    """Maximum bytes of an HTTP body, and of a gRPC message of a user. At most sixteen of this size are in memory at
+    once, four of them of one API key, and as many gRPC messages that are still being received."""
     chat_template: str | None = None
     """File with a Jinja chat template; absent = the tokenizer's own."""
     tool_call_parser: str = "auto"
-    """Form in which the model writes tool calls, by the name of a family of models, such as hermes, qwen3_coder or
-    kimi_k2 (vLLM's names are accepted); auto = that which the chat template shows."""
+    """Form in which the model writes tool calls, given as the name of a family of models, such as hermes, qwen3_coder
+    or kimi_k2 (vLLM's names are accepted). auto = the form that the chat template shows."""
     reasoning_parser: str = "auto"
-    """Form in which the model writes its reasoning, by the name of a family of models, such as qwen3, mistral or
-    openai_gptoss (vLLM's names are accepted); auto = that which the chat template shows."""
+    """Form in which the model writes its reasoning, given as the name of a family of models, such as qwen3, mistral or
+    openai_gptoss (vLLM's names are accepted). auto = the form that the chat template shows."""
     system_messages: Literal["merge", "as-given"] = "merge"
-    """What happens where a chat template refuses the messages as given: system messages are merged into the first, and
-    roles made to alternate; or the request is refused (as-given)."""
+    """What happens if a chat template refuses the messages of a request. merge = all system messages are merged into
+    the first message and the roles are made to alternate; as-given = the request is refused."""
     agent_header: Literal["omit", "keep"] = "omit"
-    """Whether a line x-anthropic-billing-header at the beginning of a system block stays out of the prompt: a coding
-    agent writes it there with another value in each request, so that no two prompts would begin alike."""
+    """Whether a line x-anthropic-billing-header at the beginning of a system block is left out of the prompt (omit). A
+    coding agent writes it with another value in each request; if it is kept (keep), no two prompts begin with the same
+    tokens."""
     max_tools: Annotated[int, Field(ge=1, le=4096)] = 512
-    """Most tools of a request."""
+    """Maximum number of tools of a request."""
     max_tools_bytes: Positive = 1 * MIB
-    """Most UTF-8 bytes of all tools of a request, written as JSON."""
+    """Maximum bytes (UTF-8) of all tools of a request together, written as JSON."""
     api_keys: str | None = None
-    """File of hashed API keys and their limits, see `outrider keys`; read again when it changes. Absent = requests need
-    no key."""
+    """File of hashed API keys and their limits, which `outrider keys` writes. It is read again when it changes. Absent
+    = requests need no key."""
     allowed_origins: str | None = None
-    """Origins of web pages that may call, separated by commas, such as https://app.example; * = any. They get CORS
-    headers. Absent = none do, and without api_keys a page may call only if it came from this gateway."""
+    """Origins of web pages that may call the gateway, separated by commas, such as https://app.example; * = any.
+    Replies to them have CORS headers. Absent = no page of another origin gets CORS headers, and without api_keys only
+    pages that this gateway served may call it."""
     allowed_hosts: str | None = None
-    """Names by which the gateway may be called without api_keys, separated by commas, such as llm.example; * = any.
-    Loopback names are always allowed. Absent = any name, unless the gateway listens on a loopback address."""
+    """Host names by which clients may call the gateway if there are no api_keys, separated by commas, such as
+    llm.example; * = any. Loopback names are always allowed. Absent = any name is allowed, unless the gateway listens on
+    a loopback address."""
     public_tls_dir: str | None = None
-    """Folder with cert.pem and key.pem for users' HTTP and gRPC; with a ca.pem too, users must show a certificate."""
+    """Folder with cert.pem and key.pem for HTTP and gRPC with users. If it also has a ca.pem, users must show a
+    certificate of that CA."""
 
     @field_validator("allowed_origins")
     @classmethod
@@ -433,11 +455,11 @@ Config = TypeVar("Config", bound=_ProcessConfig)
 
 
 def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> Config:
-    """Return settings as an instance of class `cls`. Each is taken from the command line, otherwise from the given
-    values, otherwise from the environment.
+    """Return the settings of a process as an instance of class `cls`. Each setting is taken from the command line, or
+    else from `given`, or else from the environment.
 
-    argv: the command line without the program; None = no command line. Raises ConfigError with the setting's name, its
-    value and what is allowed. With `--help` in argv, print the help and exit.
+    argv: the command line without the program's name; None = there is no command line. With `--help` in it, this prints
+    the help and exits. Raises ConfigError with the setting's name, its value and what is allowed.
     """
     prefix = str(cls.model_config["env_prefix"])
     check_variables(cls)
@@ -476,8 +498,8 @@ def read_chat_template(config: GatewayConfig) -> str | None:
 
 
 def check_variables(cls: type[BaseSettings]) -> None:
-    """Check that no environment variable is a misspelt setting, of class `cls` or another process. Raises ConfigError;
-    see `variables.check_names`.
+    """Raise ConfigError if an environment variable looks like a misspelt setting, of class `cls` or of another process.
+    cls: class of this process's settings.
     """
     check_names(cls, (TargetConfig, DraftConfig, GatewayConfig))
 

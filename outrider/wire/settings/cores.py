@@ -44,7 +44,8 @@ def _read_core_range(text: str) -> range:
 
 
 def given_cores(workers: Mapping[str, WorkerConfig]) -> dict[str, frozenset[int]]:
-    """Return the cores of each worker whose settings have `cpu_cores`, by worker name.
+    """Return the cores that the setting `cpu_cores` gives to workers, by worker name. Workers without this setting are
+    left out.
 
     workers: settings by worker name.
     """
@@ -52,9 +53,9 @@ def given_cores(workers: Mapping[str, WorkerConfig]) -> dict[str, frozenset[int]
 
 
 def check_offered(used: Iterable[frozenset[int]], offered: frozenset[int]) -> None:
-    """Raise ConfigError if a core that the settings give to a worker is not one that this machine offers.
+    """Raise ConfigError if a worker is to be pinned to a core that this machine does not have.
 
-    used: the cores of each worker. offered: the cores of this machine.
+    used: the cores of each worker. offered: the cores of this machine that processes may use.
     """
     given: frozenset[int] = frozenset().union(*used)
     if not given <= offered:
@@ -67,12 +68,12 @@ def share_cores(
     on_cpu: Collection[str],
     offered: frozenset[int],
 ) -> dict[str, frozenset[int] | None]:
-    """Divide a machine's cores among workers; return the cores of each worker by its name. A worker whose settings have
-    `cpu_cores` gets those. Another worker gets a share of the remaining cores if it runs on the CPU, and None (it is
-    not pinned) otherwise.
+    """Divide the cores of a machine among workers. Return the cores of each worker, by its name.
 
-    workers: role and settings by name. on_cpu: names of the workers that run on the CPU. offered: the cores of this
-    machine. Raises ConfigError as `check_offered` does.
+    A worker whose settings have `cpu_cores` gets those. Another worker that runs on the CPU gets a share of the
+    remaining cores. A worker that runs on a GPU gets None, which means that it is not pinned. workers: (role, settings)
+    by worker name. on_cpu: names of the workers that run on the CPU. offered: the cores of the machine. Raises
+    ConfigError if `cpu_cores` has a core that is not offered.
     """
     # 4 cores, a target and a draft: {"draft": {0}, "target": {1, 2, 3}}
     given = given_cores({name: worker for name, (_, worker) in workers.items()})

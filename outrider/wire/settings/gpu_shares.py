@@ -27,11 +27,12 @@ MAX_INDEX_BYTES = 24 << 20
 
 
 def gpu_shares(pools: Iterable[Pool]) -> dict[str, float]:
-    """Return the fraction of one GPU that one worker of each pool gets, by pool name, if all workers of these pools
-    (the pool's `max`) run on that GPU. Fractions are rounded down and sum to at most 1 over all workers.
+    """Return the fraction of one GPU that each worker of a pool gets, by pool name, if all workers of these pools run
+    on that GPU. A pool counts with its maximum number of workers. Fractions are rounded down and sum to at most 1 over
+    all workers.
 
-    A fraction is proportional to the worker's weights plus OVERHEAD_BYTES. If the size of a model is unknown on this
-    machine, all drafts together get a quarter instead, the same part as of a machine's cores.
+    A fraction is proportional to the worker's weights plus OVERHEAD_BYTES. If the size of a model cannot be found on
+    this machine, all drafts together get a quarter instead, as they do of a machine's cores.
     """
     # Weights of 14 and 2 GiB: 16 and 4 GiB with overhead, so 0.8 and 0.2.
     sharing = list(pools)
@@ -48,26 +49,29 @@ def share_of(amount: float, total: float) -> float:
 
 
 def needed_bytes(num_weight_bytes: float) -> float:
-    """Return the bytes of GPU memory of a worker with weights of `num_weight_bytes`, without its KV cache. Shares of a
-    GPU are proportional to it.
+    """Return the bytes of GPU memory that a worker needs besides its KV cache: its weights and OVERHEAD_BYTES. A GPU is
+    divided among workers in proportion to it.
     """
     return num_weight_bytes + OVERHEAD_BYTES
 
 
 def utilization_of(share: float, fraction: float = GPU_FRACTION) -> float:
-    """Return the `gpu_memory_utilization` of a worker: `share` times `fraction`, rounded down to three decimals.
+    """Return the setting `gpu_memory_utilization` for a worker: `share` times `fraction`, rounded down to three
+    decimals.
 
-    fraction: fraction of the GPU that all its workers take together.
+    share: the worker's share of what all workers may take. fraction: fraction of the GPU that all workers may take
+    together.
     """
     return int(1000 * share * fraction) / 1000
 
 
 def utilizations(pools: Iterable[Pool], max_fraction: float | None = None) -> dict[str, float]:
-    """Return the `gpu_memory_utilization` of one worker of each pool, by pool name, for pools that share one GPU.
+    """Return the setting `gpu_memory_utilization` for each worker of a pool, by pool name, if the pools share one GPU.
 
-    Pools whose settings already have a value keep it and are left out; the others share the rest. max_fraction:
-    fraction of the GPU that all workers may take together. None = GPU_FRACTION, but a single worker gets no value,
-    since it goes by the free memory. Raises ConfigError if nothing remains for the others.
+    Pools whose settings have a value keep it and are not in the result; the other pools share what remains.
+    max_fraction: fraction of the GPU that all workers may take together. None = GPU_FRACTION, and a worker that is
+    alone on the GPU gets no value, since the free memory decides. Raises ConfigError if nothing remains for the other
+    pools.
     """
     sharing = list(pools)
     if max_fraction is None and sum(pool.count for pool in sharing) < 2:
@@ -88,8 +92,8 @@ def utilizations(pools: Iterable[Pool], max_fraction: float | None = None) -> di
 
 
 def num_weight_bytes(model: str) -> int | None:
-    """Return the bytes of a model's weights: of its safetensors files in a folder or the hub's cache, or of a GGUF file
-    once it is unpacked. None = not all of these files are on this machine.
+    """Return the bytes of a model's weights. They are the sizes of its safetensors files in a folder or in the hub's
+    cache, or the size of a GGUF file's weights after unpacking. None = this machine does not have all of these files.
     """
     try:
         if is_gguf(model):

@@ -42,7 +42,7 @@ _SIZE = ("count", "min", "max", "labels", "num_cpus", "num_gpus")
 
 
 class Pool(BaseModel):
-    """Workers of one role and one model."""
+    """A pool: identical workers of one role (target or draft) and one model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -59,7 +59,7 @@ class Pool(BaseModel):
     labels: dict[str, str] = {}
     """Ray label selector, by label name: the workers run only on machines whose labels match."""
     num_cpus: float | None = Field(default=None, gt=0)
-    """Number of CPUs that Ray reserves for each worker, and of cores that the worker is pinned to."""
+    """Number of CPUs that Ray reserves for each worker. The worker is pinned to as many cores."""
     num_gpus: float | None = Field(default=None, gt=0)
     """Number of GPUs that Ray reserves for each worker; a fraction = workers share a GPU. With tensor_parallel N it is
     N.
@@ -98,7 +98,7 @@ class Pool(BaseModel):
 
     @property
     def setting(self) -> str:
-        """What the user's settings call the pool, for errors: `target`, or `targets.NAME`."""
+        """Name of the pool in the user's settings, for errors: `target`, `draft`, `targets.NAME` or `drafts.NAME`."""
         return setting_of(self.role, self.name)
 
     @property
@@ -125,7 +125,7 @@ class Pool(BaseModel):
         return f"{self.role}-{self.name}-{index}"
 
     def values(self) -> Values:
-        """Return the pool's settings in the form that `read_pools` accepts as the value for the pool's name."""
+        """Return the pool's settings as a mapping. `read_pools` accepts it as the value for the pool's name."""
         values = self.worker.model_dump(exclude_unset=True)
         for name in ("count", "min", "max", "num_cpus", "num_gpus", "model_name"):
             value = getattr(self, name)
@@ -137,8 +137,8 @@ class Pool(BaseModel):
 
 
 def setting_of(role: Role, name: str) -> str:
-    """Return what the user's settings call a pool: `target` for the target pool named "target", otherwise
-    `targets.NAME`; the same for drafts.
+    """Return the name of a pool in the user's settings. A pool named like its role ("target" or "draft") is `target` or
+    `draft`; any other is `targets.NAME` or `drafts.NAME`.
     """
     if name == role:
         return role
@@ -165,10 +165,11 @@ def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[P
 
 
 def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence[str] = ()) -> _Part:
-    """Return the settings of a process as an instance of class `cls`, from `values` or else environment variables.
+    """Return the settings of a process as an instance of class `cls`. Settings that `values` does not have are taken
+    from environment variables.
 
-    name: what the user's settings call this part, for errors. other_names: further names that the part may have, which
-    the error on an unknown name lists. Raises ConfigError.
+    name: name of this part in the user's settings, for errors. other_names: names that are also allowed in this part
+    but are not settings of `cls`; the error on an unknown name lists them. Raises ConfigError.
     """
     given = mapping(name, values)
     unknown = sorted(set(given) - set(cls.model_fields))
@@ -187,8 +188,8 @@ def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence
 
 
 def mapping(name: str, values: object) -> Values:
-    """Return `values` if it is a mapping of settings by name, otherwise raise ConfigError. name: what the user's
-    settings call this part, for errors.
+    """Return `values` if it is a mapping with texts as keys; otherwise raise ConfigError. name: name of this part in
+    the user's settings, for errors.
     """
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{name} is {values!r}, must be settings by name, as {{NAME: VALUE}}")
@@ -196,8 +197,8 @@ def mapping(name: str, values: object) -> Values:
 
 
 def read_model(name: str, cls: type[Any], values: object) -> Any:
-    """Return an instance of the pydantic model `cls` with `values` as its fields. name: what the user's settings call
-    this part, for errors. Raises ConfigError for a wrong field.
+    """Return an instance of the pydantic model `cls` whose fields are `values`. name: name of this part in the user's
+    settings, for errors. Raises ConfigError for a wrong field.
     """
     given = mapping(name, values)
     for setting in given:

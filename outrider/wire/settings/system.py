@@ -28,11 +28,12 @@ _KNOWN = frozenset({*_ROLES, "targets", "drafts", "gateways", "gateway", "ray", 
 _FROM_ADDRESSES = frozenset({"target", "draft", "target_for_draft", "registry"})
 """Names of the gateway's settings that are set from the workers' addresses, so that users must not give them."""
 FROM_POOLS = _FROM_ADDRESSES | {"model_name"}
-"""Names of the gateway's settings that are set from the pools. Environment variables for them are ignored."""
+"""Names of those gateway settings that follow from the pools. Environment variables for them are ignored."""
 START_TIMEOUT_S = 900.0
 """Maximum seconds for workers to load their models and start."""
 NODE_TIMEOUT_S = 300.0
-"""Seconds to wait at the start until the cluster has machines with the resources that the workers need."""
+"""Maximum seconds for which the start waits until the cluster has machines with the CPUs and GPUs that the workers
+need."""
 
 
 DEMO_NAME = "outrider-demo"
@@ -47,14 +48,15 @@ class RayConfig(BaseModel):
     address: str | None = None
     """Address of a running cluster, or "auto"; absent = start Ray on this machine and end it with the system."""
     name: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
-    """The system's name on the cluster. With a name, workers outlive a launcher that was killed, and the next launcher
-    of the name takes them over, except split targets (tensor_parallel); absent = they end with the launcher."""
+    """Name of the system on the cluster. If it is given, workers outlive a launcher that was killed, and the next
+    launcher of that name takes them over; targets with tensor_parallel end nevertheless. Absent = workers end with
+    their launcher."""
     registry: str | None = Field(default=None, pattern=r"^.+:\d{1,5}$")
-    """host:port of the registry that gateways join; port 0 takes a free one. Absent = a free port that only this
-    machine reaches, or 0.0.0.0:7000 when the launcher runs alone."""
+    """host:port on which the launcher's registry listens for gateways; port 0 = any free port. Absent = a free port
+    that only this machine reaches, or 0.0.0.0:7000 for a launcher that was not started by `outrider up`."""
     tls_dir: str | None = None
-    """Folder with ca.pem, cert.pem and key.pem for the registry and for calls to workers, like the workers' setting
-    tls_dir."""
+    """Folder with ca.pem, cert.pem and key.pem, for TLS on the registry's connections and on the launcher's calls to
+    workers."""
 
     @property
     def workers_outlive_launcher(self) -> bool:
@@ -70,15 +72,17 @@ class ScalingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     queue_high: float = Field(default=1.0, gt=0)
-    """A target is added above this number of choices per target that wait in the queue or were refused in the last 5 s.
-    """
+    """A target is added if more than this number of choices per target wait in the queue or were refused in the last 5
+    s."""
     busy_high: float = Field(default=0.85, gt=0, le=1)
-    """A target is added if the targets of its pool compute for more than this fraction of the time, on average. Drafts
-    have no such limit, since they draft ahead whenever they can."""
+    """A target is added if the targets of its pool are busy with steps for more than this fraction of the time, on
+    average. There is no such limit for drafts, since they draft ahead whenever they can."""
     busy_low: float = Field(default=0.5, ge=0, lt=1)
-    """A worker is removed if the remaining ones would then be busy for less than this fraction of the time."""
+    """A worker is removed if the remaining workers of its pool would be busy for less than this fraction of the
+    time."""
     late_high: float = Field(default=0.25, gt=0, le=1)
-    """A draft is added if in more than this fraction of the steps the draft tokens were right but arrived too late."""
+    """A draft is added if in more than this fraction of the steps its draft tokens equalled the output but arrived too
+    late."""
     up_after_s: Seconds = 5.0
     """Seconds for which the load must be too high without interruption before a worker is added."""
     down_after_s: Seconds = 60.0
@@ -106,17 +110,18 @@ class SystemConfig:
     """Settings of every gateway as the user gave them. They lack the workers' addresses, which `gateway_config`
     adds."""
     gpu_memory_utilization: float | None = None
-    """Fraction of each GPU's memory that all its workers may take together. None = GPU_FRACTION; for a worker that has
-    a GPU alone, that fraction of the free memory."""
+    """Fraction of each GPU's memory that all its workers may take together. None = GPU_FRACTION; a worker that is alone
+    on its GPU then takes that fraction of the free memory."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Check a system's settings, as a file has them, and return them as a SystemConfig.
+        """Check the settings of a system, as a file gives them, and return them as a SystemConfig.
 
         values: {"targets": {name: {...}}, "drafts": {name: {...}}, "gateways": 1, "gateway": {...}, "ray": {...},
-        "scaling": {...}, "gpu_memory_utilization": 0.9}; every key may be absent. "target" and "draft" may be given
-        instead with a worker's settings: each is then one pool of that name with one worker. "ray": None means plain
-        processes. Settings override environment variables. Raises ConfigError with the names of pool and setting.
+        "scaling": {...}, "gpu_memory_utilization": 0.9}; every key may be absent. In place of "targets" and "drafts"
+        there may be "target" and "draft", each with the settings of one worker, which becomes a pool of that name.
+        "ray": None means plain processes without Ray. These settings override environment variables. Raises ConfigError
+        with the names of the pool and of the setting.
         """
         unknown = sorted(set(values) - _KNOWN)
         if unknown:
@@ -154,8 +159,8 @@ class SystemConfig:
         return [pool for pool in self.pools if pool.role == "draft"]
 
     def pools_ending_with_launcher(self) -> list[Pool]:
-        """Return the pools whose workers end with their launcher although the system has a name. These are the targets
-        with tensor_parallel, whose ranks Ray ends.
+        """Return those pools whose workers end with their launcher even though the system has a name. They are the
+        targets with tensor_parallel. Empty if the system has no name.
         """
         if self.ray is None or self.ray.name is None:
             return []
@@ -166,8 +171,8 @@ class SystemConfig:
         return split
 
     def to_json(self) -> str:
-        """Return the settings that were given or differ from the defaults, as one line of JSON that `read` accepts once
-        it is parsed.
+        """Return the system's settings as one line of JSON, which `read` accepts once it is parsed. Settings of workers
+        that were not given are left out.
         """
         return json.dumps(
             {
@@ -247,7 +252,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Values:
-    """Return the keys and values of a YAML file. Raises ConfigError with the file's path and what is wrong with it."""
+    """Return the content of a YAML file, which must be a mapping. Raises ConfigError with the file's path and what is
+    wrong.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             values = yaml.load(file, _Loader)
@@ -261,7 +268,9 @@ def read_yaml(path: Path) -> Values:
 
 
 def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
-    """Return the command line that gives a process these settings. Settings with their default value are left out."""
+    """Return the command-line arguments that give a process these settings. Settings that were not given are
+    left out.
+    """
     # WorkerConfig(model="M", prefix_caching=False): ["--model", "M", "--no-prefix-caching"]
     line: list[str] = []
     for name in type(config).model_fields:
@@ -279,8 +288,8 @@ def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
 
 
 def demo_model(role: str) -> str:
-    """Return the path of the demo model for role "target" or "draft". Raises ConfigError if the repository is not there
-    but only the installed package, which does not contain the demo models.
+    """Return the path of the demo model for role "target" or "draft". Raises ConfigError if there is no clone of the
+    repository, since the installed package does not contain the demo models.
     """
     folder = Path(__file__).resolve().parents[3] / "models" / "demo" / role
     if not folder.is_dir():
@@ -336,13 +345,14 @@ def merge_settings(
     certificates: Path | None = None,
     gpu_memory_utilization: str | None = None,
 ) -> SystemConfig:
-    """Return the settings of a system started by `outrider up`. Each setting is taken from the flags, otherwise from
-    the file, otherwise from the environment; without any model, the demo pair is served.
+    """Return the settings of a system that `outrider up` starts. Each setting is taken from the flags, or else from the
+    file, or else from the environment. If none of them names a model, the demo pair is served.
 
-    file: content of the system's file. flags: settings by part ("target", "draft", "gateway", "ray"), with None for a
-    flag that was not given. no_draft, no_ray: leave out the draft, or Ray. certificates: folder written by `outrider
-    certs`, with a folder for each part. gpu_memory_utilization: fraction of each GPU that its workers may take
-    together. Raises ConfigError for settings that are wrong or contradict each other.
+    file: content of the system's file. flags: settings by part ("target", "draft", "gateway", "ray") and name, with
+    None for a flag that was not given. no_draft: whether to leave out the draft. no_ray: whether to leave out Ray.
+    certificates: folder that `outrider certs` wrote, with a folder for each part. gpu_memory_utilization: fraction of
+    each GPU that its workers may take together. Raises ConfigError for settings that are wrong or contradict each
+    other.
     """
     if no_draft and flags["draft"]["model"] is not None:
         raise ConfigError("--no-draft and --draft contradict each other; leave one out")
@@ -368,8 +378,8 @@ def merge_settings(
 
 
 def serve_metrics(values: Values) -> None:
-    """Set `metrics_port` of every worker in a system's settings, in place, so that each worker takes a free port.
-    Workers whose settings or environment have a metrics_port (or null) keep it.
+    """Let every worker of a system serve its metrics on a free port: set `metrics_port` in the workers' settings, in
+    place. Workers keep a metrics_port (or null) that their settings or the environment already give.
     """
     for role, pool in _workers(values):
         if not _in_environment(role, "metrics_port"):

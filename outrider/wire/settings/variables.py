@@ -83,7 +83,8 @@ def part_of(cls: type[BaseSettings]) -> str:
 
 
 def suggest(written: str, known: Collection[str]) -> str:
-    """Return text for the end of an error on an unknown name: the most similar known name, or else all known names.
+    """Return the end of an error on an unknown name: "did you mean ...?" with the most similar known name, or a list of
+    all known names if none is similar.
 
     written: the unknown name. known: the known names.
     """

@@ -58,7 +58,9 @@ def log_extra(**fields: str | int | float | None) -> dict[str, Fields]:
 
 @contextmanager
 def log_fields(**fields: str | int | float | None) -> Iterator[None]:
-    """Context manager: add fields to every line that is logged in the block, and by tasks that are started in it."""
+    """Context manager: add fields to every line that is logged in the block, and by tasks that the block starts. Only
+    JSON lines show them.
+    """
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -67,8 +69,9 @@ def log_fields(**fields: str | int | float | None) -> Iterator[None]:
 
 
 def configure_logging(level: str, process: str, log_format: LogFormat = "text") -> None:
-    """Configure the root logger to write to stderr. level: the lowest level to log. process: name of this process
-    ("draft", "target" or "gateway"), which every line shows.
+    """Configure the root logger to write to stderr. level: the lowest level that is logged. process: name of this
+    process ("draft", "target" or "gateway"), which every line shows. log_format: whether a line is text or a JSON
+    object.
     """
     writer = _get_writer()
     formatter: logging.Formatter
@@ -105,7 +108,7 @@ def adopt_loggers() -> None:
 
 
 def log_end(process: str, message: str) -> None:
-    """Log why a process ends, as its last line. In text it has no time and no level."""
+    """Log why a process ends, as its last line. In the text format the line has no time and no level."""
     if _is_json():
         get_logger(process).critical("%s", message)
     elif _writer is None:
@@ -124,10 +127,11 @@ def num_dropped_lines() -> int:
 
 
 def describe(error: BaseException, *, in_worker: bool = False) -> str:
-    """Return a text with type and traceback of an exception, preceded by those of its cause. The message is included
-    only if its class shows that it quotes nothing that a user sent.
+    """Return a text with the type and traceback of an exception, after those of its causes. The exception's message is
+    included only if exceptions of its class never quote what a user sent.
 
-    in_worker: whether this process is a worker, which sees no text, so that messages of RuntimeErrors are included.
+    in_worker: whether this process is a worker. Workers see no text of users, so the messages of RuntimeErrors are then
+    included too.
     """
     cause = error.__cause__
     if cause is None and not error.__suppress_context__:
@@ -171,8 +175,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a log record as a JSON object on one line: time (RFC 3339, UTC), level, process, pid, logger, message and
-    the record's fields.
+    """Formats a log record as a JSON object on one line. The object has time (RFC 3339, UTC), level, process, pid,
+    logger, message and the fields of `log_fields` and `log_extra`.
     """
 
     def __init__(self, process: str) -> None:

@@ -59,11 +59,10 @@ class LogWriter:
         return self._num_refused + self._num_failed
 
     def put(self, text: str, *, is_last_word: bool = False) -> None:
-        """Queue a line, which must end in a newline, or drop it if the queue is full. Returns at once; any thread may
-        call it.
+        """Queue a line, which must end in a newline. If the queue is full, drop the line. Returns at once; any thread
+        may call it.
 
-        is_last_word: queue the line even if the queue is full. It is for the line that gives the reason for the end of
-        the process.
+        is_last_word: queue the line even if the queue is full. It is for the line that says why the process ends.
         """
         with self._lock:
             if is_last_word or self._lines.qsize() < MAX_WAITING_LINES:

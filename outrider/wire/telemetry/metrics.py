@@ -41,7 +41,9 @@ class AcceptanceWindow:
         self._seconds[-1][2] += num_accepted
 
     def rate(self) -> float:
-        """Return accepted divided by drafted tokens in the last 60 s; NaN = none was drafted."""
+        """Return the accepted draft tokens divided by the verified ones, over the last 60 s. It is NaN if none was
+        verified.
+        """
         self._forget(int(self._clock()))
         num_drafted = 0
         num_accepted = 0
@@ -85,10 +87,10 @@ class AcceptanceRates(Collector):
 
 
 class DroppedLogLines(Collector):
-    """Collector of the series `outrider_log_lines_dropped_total`.
+    """Prometheus collector of the counter `outrider_log_lines_dropped_total`: lines of this process's log that were
+    lost.
 
-    increase(outrider_log_lines_dropped_total[5m]) > 0: lines of the log are missing, because its reader is too slow or
-    its disk is full.
+    increase(outrider_log_lines_dropped_total[5m]) > 0 means that the log's reader is too slow or its disk is full.
     """
 
     def collect(self) -> Iterable[Metric]:
@@ -103,12 +105,13 @@ _PAIR = ("target", "draft")
 """Labels of the series on rounds: names of the target's and the draft's model. Without a draft its label is empty."""
 
 PLAIN_REASONS = ("off", "end", "no_draft", "busy", "none_parked", "nothing", "does_not_pay", "refused")
-"""Values of the label `reason`: why a step had no draft tokens. off = the request or the gateway turned drafting off;
-end = the output would end before a draft token could be accepted; no_draft = no draft worker is connected; busy = no
-draft worker has a free slot; none_parked = no draft tokens were in the draft buffer; nothing = the target's own
-drafters had nothing to propose; does_not_pay = verifying draft tokens, or waiting for them, would have taken longer
-than they save, or the draft pauses for that reason; refused = the delivered draft tokens broke a rule of the protocol.
-"""
+"""Values of the label `reason`, which says why a step had no draft tokens:
+
+off = the request or the gateway turned drafting off. end = the output would end before a draft token could be accepted.
+no_draft = no draft worker is connected. busy = no draft worker has a free slot. none_parked = the draft buffer was
+empty. nothing = the target's own drafters had nothing to propose. does_not_pay = verifying draft tokens, or waiting for
+them, would have taken longer than they save, or the draft pauses for that reason. refused = the delivered draft tokens
+broke a rule of the protocol."""
 
 FEATURE_FATES = ("sent", "dropped", "received")
 """Values of the label `fate`: what happened to hidden states that a target makes for heads."""
@@ -131,45 +134,51 @@ class GatewayMetrics:
         # Sums over pairs whose series were removed, by series and labels, of which the draft's name is emptied.
         self._removed: defaultdict[tuple[Counter, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         self.rates = AcceptanceRates()
-        """spec_acceptance_rate: acceptance rate of each pair of models over the last 60 s. Over another time:
-        rate(spec_accepted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m])"""
+        """Gauge: acceptance rate of each pair of models over the last 60 s. For another span of time, divide
+        rate(spec_accepted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m])."""
         r.register(self.rates)
         self.draft_tokens = Counter("spec_draft_tokens", "Draft tokens given to a verify.", _PAIR, registry=r)
-        """rate(spec_draft_tokens_total[5m]): draft tokens verified per second."""
+        """Counter of the draft tokens that were verified. rate(spec_draft_tokens_total[5m]) is their number per
+        second."""
         self.accepted_tokens = Counter("spec_accepted_tokens", "Draft tokens accepted by a verdict.", _PAIR, registry=r)
-        """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length, including
-        tokens that were accepted after the end of an output."""
+        """Counter of the draft tokens that were accepted, including those after the end of an output. 1 +
+        rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]) is the mean accepted length."""
         self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", _PAIR, registry=r)
-        """rate(spec_rounds_total[5m]): steps of slots that verified at least one draft token, per second."""
+        """Counter of rounds: one for each slot of a step for which at least one draft token was verified.
+        rate(spec_rounds_total[5m]) is their number per second."""
         self.wasted_tokens = Counter(
             "spec_wasted_tokens", "Draft tokens that were right and came after their step.", _PAIR, registry=r
         )
-        """rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]): draft tokens that came too late for
-        their step but equal the committed tokens, divided by verified ones."""
+        """Counter of the draft tokens that equal the committed tokens but came too late to be verified.
+        rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]) is their number per verified draft
+        token."""
         self.truncates = Counter("spec_truncate", "Truncate RPCs sent.", ["worker", "reason"], registry=r)
-        """sum by (worker, reason) (rate(spec_truncate_total[5m])): Truncate RPCs sent to workers, per second, by
-        reason."""
+        """Counter of the Truncate RPCs that the gateway has sent, by worker and by reason. sum by (worker, reason)
+        (rate(spec_truncate_total[5m])) is their number per second."""
         self.emitted_tokens = Counter("spec_emitted_tokens", "Tokens committed, by kind.", [*_PAIR, "kind"], registry=r)
-        """sum by (kind) (rate(spec_emitted_tokens_total[5m])): output tokens committed, per second, by kind."""
+        """Counter of the committed output tokens, by kind (see TokenKind). sum by (kind)
+        (rate(spec_emitted_tokens_total[5m])) is their number per second."""
         self.plain_steps = Counter("spec_plain_steps", "Steps without drafts, by why.", [*_PAIR, "reason"], registry=r)
-        """sum(rate(spec_emitted_tokens_total[5m])) / (sum(rate(spec_rounds_total[5m])) +
-        sum(rate(spec_plain_steps_total[5m]))): output tokens per choice and step of the target."""
+        """Counter of steps of a slot without draft tokens, by reason (see PLAIN_REASONS).
+        sum(rate(spec_emitted_tokens_total[5m])) / (sum(rate(spec_rounds_total[5m])) +
+        sum(rate(spec_plain_steps_total[5m]))) is the number of output tokens per choice and step of the target."""
         self.drafted_per_position = Counter(
             "spec_drafted_per_position",
             "Draft tokens verified, by position; a tree's count as one at each.",
             [*_PAIR, "position"],
             registry=r,
         )
-        """Fraction of the draft tokens at a position that were accepted together with all before them:
-        rate(spec_accepted_per_position_total{position="0"}[5m]) /
-        rate(spec_drafted_per_position_total{position="0"}[5m])"""
+        """Counter of verified draft tokens by position in the round, from 0. All nodes of a tree at one depth count as
+        one token. rate(spec_accepted_per_position_total{position="0"}[5m]) /
+        rate(spec_drafted_per_position_total{position="0"}[5m]) is the fraction that was accepted, together with all
+        before them."""
         self.accepted_per_position = Counter(
             "spec_accepted_per_position", "Draft tokens accepted, by position.", [*_PAIR, "position"], registry=r
         )
-        """Accepted draft tokens by position; see drafted_per_position. Position 0 is the first draft token of a
-        round."""
+        """Counter of accepted draft tokens by position in the round, from 0. Divide it by drafted_per_position."""
         self.wire_bytes = Counter("spec_wire_bytes", "Bytes on a link.", ["link", "encoding"], registry=r)
-        """sum by (link, encoding) (rate(spec_wire_bytes_total[5m])): bytes per second on each link."""
+        """Counter of the bytes on the links between gateway and workers, by link and encoding. sum by (link, encoding)
+        (rate(spec_wire_bytes_total[5m])) is their number per second."""
         self.round_seconds = Histogram(
             "spec_round_seconds",
             "From verdict to verdict, where there were drafts, by phase: deliver (the step was held back for them), "
@@ -178,8 +187,9 @@ class GatewayMetrics:
             buckets=SECONDS_BUCKETS,
             registry=r,
         )
-        """sum by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left ()
-        sum(rate(spec_round_seconds_count{phase="total"}[5m])): mean seconds of a round in each phase."""
+        """Histogram of the seconds of a round, by phase: deliver, verify, overhead, and total for the whole round. sum
+        by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left ()
+        sum(rate(spec_round_seconds_count{phase="total"}[5m])) is the mean time of each phase."""
         self.accepted_length = Histogram(
             "spec_accepted_length",
             "Tokens that a speculative round gave its answer.",
@@ -187,40 +197,45 @@ class GatewayMetrics:
             buckets=(*range(1, 18), 33, 65),
             registry=r,
         )
-        """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): median number of output tokens of a round."""
+        """Histogram of the number of output tokens of a round with draft tokens. histogram_quantile(0.5,
+        rate(spec_accepted_length_bucket[5m])) is its median."""
         self.lookups = Counter(
             "spec_lookup", "Steps that were to have drafts, by whether some lay ready for them.", ["result"], registry=r
         )
-        """sum(rate(spec_lookup_total{result="hit"}[5m])) / sum(rate(spec_lookup_total[5m])): fraction of the steps for
-        which draft tokens were buffered. Steps of choices whose draft has delivered nothing yet do not count."""
+        """Counter of steps that asked the draft buffer for draft tokens, by result: "hit" = it had some, "miss" = it
+        had none. Steps of a choice whose draft has delivered nothing yet do not count.
+        sum(rate(spec_lookup_total{result="hit"}[5m])) / sum(rate(spec_lookup_total[5m])) is the fraction of hits."""
         for result in ("hit", "miss"):
             self.lookups.labels(result=result)
         self.hold_seconds = Histogram(
             "spec_hold_seconds", "Time that a step was held back for drafts.", buckets=SECONDS_BUCKETS, registry=r
         )
-        """rate(spec_hold_seconds_sum[5m]) / rate(spec_hold_seconds_count[5m]): mean seconds for which a step is
-        held."""
+        """Histogram of the seconds for which a step was held, waiting for draft tokens. rate(spec_hold_seconds_sum[5m])
+        / rate(spec_hold_seconds_count[5m]) is the mean."""
         self.overrun_tokens = Counter(
             "spec_overrun_tokens", "Tokens made behind the end of an answer, whatever ended it.", registry=r
         )
-        """rate(spec_overrun_tokens_total[5m]) / sum(rate(spec_emitted_tokens_total[5m])): tokens made after the end of
-        an output, divided by committed ones."""
+        """Counter of the tokens that a target made after the end of an output. rate(spec_overrun_tokens_total[5m]) /
+        sum(rate(spec_emitted_tokens_total[5m])) is their number per committed token."""
         self.proposals_refused = Counter(
             "spec_proposals_refused", "Steps for which drafts came that broke a rule.", registry=r
         )
-        """rate(spec_proposals_refused_total[5m]): steps whose draft tokens broke a rule of the protocol, per second."""
+        """Counter of refusals of draft tokens that broke a rule of the protocol, one per step and draft.
+        rate(spec_proposals_refused_total[5m]) is their number per second."""
         self.requests = Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r)
-        """sum by (outcome) (rate(outrider_requests_total[5m])): choices that ended, per second, by outcome."""
+        """Counter of choices that ended, by outcome. sum by (outcome) (rate(outrider_requests_total[5m])) is their
+        number per second."""
         self.prompt_tokens = Counter("outrider_prompt_tokens", "Prompt tokens admitted.", ["model"], registry=r)
-        """sum(rate(outrider_prompt_tokens_total[5m])): prompt tokens of admitted requests, per second."""
+        """Counter of the prompt tokens of admitted requests. sum(rate(outrider_prompt_tokens_total[5m])) is their
+        number per second."""
         self.cached_prompt_tokens = Counter(
             "outrider_cached_prompt_tokens",
             "Of these, tokens that the target had in its prefix cache.",
             ["model"],
             registry=r,
         )
-        """Fraction of the prompt tokens that the target found in its prefix cache:
-        rate(outrider_cached_prompt_tokens_total[5m]) / rate(outrider_prompt_tokens_total[5m])"""
+        """Counter of the prompt tokens that a target found in its prefix cache.
+        rate(outrider_cached_prompt_tokens_total[5m]) / rate(outrider_prompt_tokens_total[5m]) is their fraction."""
         self.time_to_first_token = Histogram(
             "outrider_time_to_first_token_seconds",
             "Admission to first token.",
@@ -228,8 +243,8 @@ class GatewayMetrics:
             buckets=SECONDS_BUCKETS,
             registry=r,
         )
-        """histogram_quantile(0.95, sum by (le) (rate(outrider_time_to_first_token_seconds_bucket[5m]))): seconds from
-        admission to the first token, 95th percentile."""
+        """Histogram of the seconds from admission to the first token. histogram_quantile(0.95, sum by (le)
+        (rate(outrider_time_to_first_token_seconds_bucket[5m]))) is the 95th percentile."""
         self.inter_token = Histogram(
             "outrider_inter_token_seconds",
             "A round's time over its tokens.",
@@ -237,29 +252,32 @@ class GatewayMetrics:
             buckets=SECONDS_BUCKETS,
             registry=r,
         )
-        """histogram_quantile(0.95, sum by (le) (rate(outrider_inter_token_seconds_bucket[5m]))): seconds of a round
-        divided by its tokens, 95th percentile."""
+        """Histogram of the seconds of a round divided by the number of its output tokens. histogram_quantile(0.95, sum
+        by (le) (rate(outrider_inter_token_seconds_bucket[5m]))) is the 95th percentile."""
         self.queue_depth = Gauge("outrider_queue_depth", "Answers waiting for a place.", registry=r)
-        """outrider_queue_depth: choices in the queue."""
+        """Gauge outrider_queue_depth: number of choices that wait in the queue now."""
         self.running = Gauge("outrider_running", "Answers being decoded.", registry=r)
-        """outrider_running: choices that are being decoded."""
+        """Gauge outrider_running: number of choices that are being decoded now."""
         self.registry_connected = Gauge(
             "outrider_registry_connected", "1 while the launcher's registry is joined.", ["registry"], registry=r
         )
-        """outrider_registry_connected == 0: the launcher does not reply, and the gateway keeps its last list of
-        workers. No series without a registry."""
+        """Gauge outrider_registry_connected: 1 while the launcher's registry replies. 0 = it does not, and the gateway
+        keeps the list of workers that it got last. A gateway without a registry has no such series."""
         self.retries = Counter("outrider_retries", "Rounds done again, by why.", ["reason"], registry=r)
-        """sum by (reason) (rate(outrider_retries_total[5m])): rounds run again, per second. lost: the target's stream
-        ended; fault: the target failed; slot: it had no such slot; behind: its slot had fewer committed tokens; length:
-        its verdict was for another length; full, draining: the slot was opened at another target."""
+        """Counter of rounds that were run again, by reason. sum by (reason) (rate(outrider_retries_total[5m])) is their
+        number per second.
+
+        lost = the target's stream ended. fault = the target failed. slot = the target had no such slot. behind = its
+        slot had fewer committed tokens than the gateway. length = its verdict was for another number of committed
+        tokens. full, draining = the target took no slot, and the slot was opened at another target."""
 
     def answers(self, model: str) -> ChoiceMetrics:
         """Return the series on the choices of the served model with id `model`."""
         return ChoiceMetrics(self, model)
 
     def pair(self, target: str, draft: str) -> PairMetrics:
-        """Return the series on the rounds of a pair of models, given their names. `draft` is empty for rounds without a
-        draft worker.
+        """Return the series on the rounds of a pair of models, given the models' names. draft: empty = the rounds that
+        have no draft worker.
         """
         key = (target, draft)
         if key not in self._pairs:
@@ -267,7 +285,7 @@ class GatewayMetrics:
         return self._pairs[key]
 
     def has_counts(self, target: str, draft: str) -> bool:
-        """Return whether any round of a pair of models was counted."""
+        """Return whether any token was counted for this pair of models."""
         pair = {"target": target, "draft": draft}
         for series in (self.emitted_tokens, self.draft_tokens, self.wasted_tokens):
             for labels, count in _samples(series):
@@ -276,7 +294,9 @@ class GatewayMetrics:
         return False
 
     def forget_pair(self, target: str, draft: str) -> None:
-        """Remove the series of a pair of models that is no longer served. `counts` still includes its counts."""
+        """Remove the series of a pair of models that is no longer served. `counts` continues to include what
+        was counted.
+        """
         pair = {"target": target, "draft": draft}
         counters = (
             self.draft_tokens,
@@ -299,8 +319,8 @@ class GatewayMetrics:
         self._pairs.pop((target, draft), None)
 
     def counts(self, series: Counter) -> Iterator[tuple[dict[str, str], float]]:
-        """Yield (labels, count) of a series for each pair of models. Removed pairs are included, so that the sum never
-        decreases.
+        """Yield (labels, count) of a counter for each combination of its labels. Counts of removed pairs are included
+        with an empty draft name, so that the sum of all counts never decreases.
         """
         yield from _samples(series)
         for (counted, labels), count in self._removed.items():
@@ -367,57 +387,72 @@ class WorkerMetrics:
             return _Bound(Gauge(f"outrider_worker_{name}", text, ["worker", *labels], registry=r), {"worker": worker})
 
         self.truncates = counters("truncates", "Truncate RPCs that arrived.", "reason")
-        """rate(outrider_worker_truncates_total{worker="draft"}[5m]): Truncate RPCs that arrived, per second."""
+        """Counter of the Truncate RPCs that arrived, by reason.
+        rate(outrider_worker_truncates_total{worker="draft"}[5m]) is their number per second."""
         self.truncate_freed_blocks = counter("truncate_freed_blocks", "KV blocks freed by Truncate RPCs.")
-        """rate(outrider_worker_truncate_freed_blocks_total[5m]): KV blocks freed by Truncate RPCs, per second."""
+        """Counter of the KV blocks that Truncate RPCs have freed. rate(outrider_worker_truncate_freed_blocks_total[5m])
+        is their number per second."""
         self.info = gauges("info", "1; what the worker is, in its labels.", ["model", "device", "dtype", "path"])
-        """outrider_worker_info: the worker's model, device, dtype and attention path, as labels."""
+        """Gauge outrider_worker_info, which is always 1. Its labels state the worker's model, device, dtype and
+        attention path."""
         self.slots_in_use = gauge("slots_in_use", "Slots open.")
-        """outrider_worker_slots_in_use / outrider_worker_slots: fraction of the slots in use."""
+        """Gauge: number of open slots now. outrider_worker_slots_in_use / outrider_worker_slots is the fraction in
+        use."""
         self.slots = gauge("slots", "Slots in all.")
-        """outrider_worker_slots: number of slots of the worker; see slots_in_use."""
+        """Gauge outrider_worker_slots: maximum number of open slots of the worker."""
         self.kv_blocks_in_use = gauge("kv_blocks_in_use", "KV blocks held by slots.")
-        """outrider_worker_kv_blocks_in_use / outrider_worker_kv_blocks: fraction of the KV cache in use."""
+        """Gauge: number of KV blocks that slots hold now. outrider_worker_kv_blocks_in_use / outrider_worker_kv_blocks
+        is the fraction in use."""
         self.kv_blocks = gauge("kv_blocks", "KV blocks in all.")
-        """outrider_worker_kv_blocks: number of KV blocks of the worker; see kv_blocks_in_use."""
+        """Gauge outrider_worker_kv_blocks: number of all KV blocks of the worker, in use or not."""
         self.steps = counters("steps", "Slots stepped, by kind.", "kind")
-        """sum by (kind) (rate(outrider_worker_steps_total[5m])): slots in steps, per second, by kind."""
+        """Counter of slots in steps, by kind: a step with n slots adds n. sum by (kind)
+        (rate(outrider_worker_steps_total[5m])) is their number per second."""
         self.guessed_tokens = counters("guessed_tokens", "Tokens proposed for the draft and fed to it.", "fate")
-        """rate(outrider_worker_guessed_tokens_total{fate="drawn"}[5m]) / ignoring (fate)
-        sum without (fate) (rate(outrider_worker_guessed_tokens_total[5m])): fraction of the tokens proposed for the
-        draft that it drew, each of which saved a row of a later forward; the others were dropped (draft with
-        drafted_by)."""
+        """Counter of tokens that the setting `drafted_by` proposes for a draft model, by fate. drawn = the draft model
+        drew the token, which saves a row of a later forward; dropped = it did not.
+        rate(outrider_worker_guessed_tokens_total{fate="drawn"}[5m]) / ignoring (fate) sum without (fate)
+        (rate(outrider_worker_guessed_tokens_total[5m])) is the fraction that was drawn."""
         buckets = (1, 2, 4, 8, 16, 32, 64, 128)
         sizes = Histogram("outrider_worker_batch_size", "Slots in a forward.", ["worker"], buckets=buckets, registry=r)
         self.batch_size: Histogram = sizes.labels(worker=worker)
-        """histogram_quantile(0.5, rate(outrider_worker_batch_size_bucket[5m])): median number of slots in a forward."""
+        """Histogram of the number of slots in a forward. histogram_quantile(0.5,
+        rate(outrider_worker_batch_size_bucket[5m])) is the median."""
         self.busy_seconds = counter("busy_seconds", "Time spent in steps.")
-        """rate(outrider_worker_busy_seconds_total[5m]): fraction of the time spent in steps. Divided by
-        rate(outrider_worker_batch_size_count[5m]): mean seconds of a step."""
+        """Counter of the seconds spent in steps. rate(outrider_worker_busy_seconds_total[5m]) is the fraction of the
+        time that the worker is busy. Divided by rate(outrider_worker_batch_size_count[5m]), it is the mean seconds of a
+        step."""
         self.proposals_refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
-        """rate(outrider_worker_proposals_refused_total[5m]): proposals refused per second (target)."""
+        """Counter of the proposals that a target has refused. rate(outrider_worker_proposals_refused_total[5m]) is
+        their number per second."""
         parked = Counter("spec_parked_tokens", "Delivered draft tokens, by what became of them.", ["fate"], registry=r)
         self.parked_tokens: _Bound[Counter] = _Bound(parked, {})
-        """sum by (fate) (rate(spec_parked_tokens_total[5m])): delivered draft tokens per second: verified, late
-        (equal to the output, but after their step), pruned (other tokens were committed), refused, expired (of no
-        lease) (target)."""
+        """Counter of the draft tokens that were delivered to a target, by fate. sum by (fate)
+        (rate(spec_parked_tokens_total[5m])) is their number per second.
+
+        verified = a step verified them. late = they equal the output, but came after their step. pruned = other tokens
+        were committed. refused = they broke a rule of the protocol. expired = their lease had ended."""
         self.dropped_tokens = counter("dropped_draft_tokens", "Draft tokens that did not leave.")
-        """rate(outrider_worker_dropped_draft_tokens_total[5m]): draft tokens dropped per second, because a target reads
-        too slowly (draft)."""
+        """Counter of the draft tokens that a draft worker dropped because a target reads too slowly.
+        rate(outrider_worker_dropped_draft_tokens_total[5m]) is their number per second."""
         self.preemptions = counter("preemptions", "Slots whose KV blocks were taken away for another's need.")
-        """rate(outrider_worker_preemptions_total[5m]): above 0, the KV cache is too small for the load."""
+        """Counter of preemptions: slots whose KV blocks were taken for another slot.
+        rate(outrider_worker_preemptions_total[5m]) above 0 means that the KV cache is too small for the load."""
         self.slots_waiting = gauge("slots_waiting", "Slots with work that wait for KV blocks.")
-        """outrider_worker_slots_waiting: slots that have work but wait for KV blocks."""
+        """Gauge outrider_worker_slots_waiting: number of slots that have work but wait for KV blocks now."""
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of slots that were fed for the first time.")
-        """rate(outrider_worker_prompt_tokens_total[5m]): prompt tokens of slots that were fed for the first time, per
-        second; see prefix_hit_tokens."""
+        """Counter of the prompt tokens of slots whose prompt was processed for the first time, including those in the
+        prefix cache. rate(outrider_worker_prompt_tokens_total[5m]) is their number per second."""
         self.prefix_hit_tokens = counter("prefix_hit_tokens", "Of these, tokens found in the prefix cache.")
-        """Fraction of prompt tokens found in the prefix cache: rate(outrider_worker_prefix_hit_tokens_total[5m]) /
-        rate(outrider_worker_prompt_tokens_total[5m])"""
+        """Counter of the prompt tokens that were found in the prefix cache.
+        rate(outrider_worker_prefix_hit_tokens_total[5m]) / rate(outrider_worker_prompt_tokens_total[5m]) is their
+        fraction."""
         self.kv_blocks_cached = gauge("kv_blocks_cached", "KV blocks that no slot holds, kept for later prompts.")
-        """outrider_worker_kv_blocks_cached: KV blocks that no slot holds, which are kept for later prompts."""
+        """Gauge outrider_worker_kv_blocks_cached: number of KV blocks that no slot holds, and that are kept for later
+        prompts."""
         self.prefix_evictions = counter("prefix_evictions", "Cached KV blocks given up for new tokens.")
-        """rate(outrider_worker_prefix_evictions_total[5m]): cached KV blocks evicted per second for new tokens."""
+        """Counter of the cached KV blocks that were evicted to make room for new tokens.
+        rate(outrider_worker_prefix_evictions_total[5m]) is their number per second."""
         tokens = Histogram(
             "outrider_worker_step_tokens",
             "Tokens in a forward, by what they are for.",
@@ -426,33 +461,35 @@ class WorkerMetrics:
             registry=r,
         )
         self.step_tokens = _Bound(tokens, {"worker": worker})
-        """histogram_quantile(0.5, rate(outrider_worker_step_tokens_bucket{purpose="prefill"}[5m])): prefill or decode
-        tokens in a forward."""
+        """Histogram of the number of tokens in a forward, by purpose ("prefill" or "decode"). histogram_quantile(0.5,
+        rate(outrider_worker_step_tokens_bucket{purpose="prefill"}[5m])) is a median."""
         self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
-        """sum by (encoding) (rate(outrider_worker_delivered_bytes_total[5m])): bytes of proposals sent, per second
-        (draft)."""
+        """Counter of the bytes of proposals that a draft worker has sent, by encoding. sum by (encoding)
+        (rate(outrider_worker_delivered_bytes_total[5m])) is their number per second."""
         names = ["worker", "peer", "fate"]
         text = "of features, by link and by what became of them."
         rows = Counter("outrider_worker_feature_rows", f"Rows {text}", names, registry=r)
         self.feature_rows = _Bound(rows, {"worker": worker})
-        """sum by (peer, fate) (rate(outrider_worker_feature_rows_total[5m])): positions whose hidden states were sent,
-        or dropped because the draft reads too slowly (target); or received (draft). The series of a connection are
-        removed when it is closed."""
+        """Counter of the positions whose hidden states were sent between a target and a draft, by peer and fate. sum by
+        (peer, fate) (rate(outrider_worker_feature_rows_total[5m])) is their number per second.
+
+        A target counts "sent", and "dropped" if the draft reads too slowly; a draft counts "received". The series of a
+        connection are removed when it is closed."""
         sizes_of_rows = Counter("outrider_worker_feature_bytes", f"Bytes of rows {text}", names, registry=r)
         self.feature_bytes = _Bound(sizes_of_rows, {"worker": worker})
-        """Bytes of the hidden states that feature_rows counts, per second, by the same labels."""
+        """Counter of the bytes of the hidden states that feature_rows counts, by the same labels."""
         self.head_bytes = gauge("head_bytes", "Memory of the projections of heads.")
-        """outrider_worker_head_bytes: bytes of memory of the projections of heads (target)."""
+        """Gauge outrider_worker_head_bytes: bytes of memory that a target uses for the projections of heads."""
         self.kept_feature_bytes = gauge(
             "kept_feature_bytes", "Memory of hidden states kept for drafts that subscribe late."
         )
-        """outrider_worker_kept_feature_bytes: bytes of hidden states that are kept for drafts that need them later
-        (target)."""
+        """Gauge outrider_worker_kept_feature_bytes: bytes of hidden states that a target keeps for drafts that may ask
+        for them later."""
         agreement = "Share of a text's positions at which a head agreed with its target when they were paired."
         head_agreement = Gauge("outrider_worker_head_agreement", agreement, ["worker", "draft"], registry=r)
         self.head_agreement = _Bound(head_agreement, {"worker": worker})
-        """outrider_worker_head_agreement (draft): fraction of a text's positions at which the head's most likely token
-        was the target's when they were paired. Compare acceptance by position."""
+        """Gauge outrider_worker_head_agreement of a draft worker: fraction of a probe text's positions at which head
+        and target had the same most likely token when they were paired. Compare it with the acceptance by position."""
 
     def forget_link(self, peer: str) -> None:
         """Remove the series of the closed connection to `peer`, so that their number does not grow for ever."""
@@ -462,7 +499,9 @@ class WorkerMetrics:
                 series.remove(peer=peer, fate=fate)
 
     def count_delivered(self, fate: str, num_tokens: int) -> None:
-        """Count draft tokens that were delivered to this target. fate: what happened to them; see `parked_tokens`."""
+        """Count draft tokens that were delivered to this target. fate: what happened to them, a label of
+        `parked_tokens`.
+        """
         if num_tokens:
             self.parked_tokens.labels(fate=fate).inc(num_tokens)
 

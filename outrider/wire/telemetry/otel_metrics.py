@@ -62,9 +62,9 @@ class ServerMetrics:
         self._per_token = seconds("time_per_output_token", "Time per token after the first.", _TOKEN_S)
 
     def note_request(self, operation: str, model: str | None, seconds: float, error: str | None) -> None:
-        """Record the duration of a request that has ended. operation: what the conventions call it, such as "chat".
-        model: the model that the request names; None = none. error: class of the error that ended it; None = it
-        succeeded.
+        """Record the duration of a request that has ended. operation: name of the operation in OpenTelemetry's
+        conventions, such as "chat". model: the model that the request names; None = it names none. error: class of the
+        error that ended the request; None = it succeeded.
         """
         attributes = _attributes(operation, model)
         if error is not None:
@@ -72,8 +72,9 @@ class ServerMetrics:
         self._request.record(seconds, attributes)
 
     def note_answer(self, operation: str, model: str, first_token_s: float, per_token_s: float | None) -> None:
-        """Record the times of a choice that ended without an error. first_token_s: seconds to the first token.
-        per_token_s: mean seconds per token after the first; None = there was only one token.
+        """Record the times of a choice that ended without an error. operation: name of the operation in OpenTelemetry's
+        conventions. first_token_s: seconds from admission to the first token. per_token_s: mean seconds per token after
+        the first; None = there was only one token.
         """
         attributes = _attributes(operation, model)
         self._first_token.record(first_token_s, attributes)
@@ -94,8 +95,10 @@ def _attributes(operation: str, model: str | None) -> dict[str, str]:
 
 
 def open_metrics(endpoint: str | None, service: str) -> ServerMetrics | None:
-    """Return a new ServerMetrics. None = `endpoint` is None or OTEL_METRICS_EXPORTER is "none". Raises ConfigError as
-    its constructor does.
+    """Return a new ServerMetrics. None = metrics are off, because `endpoint` is None or OTEL_METRICS_EXPORTER is
+    "none".
+
+    service: name of this process. Raises ConfigError if the endpoint cannot be used or OpenTelemetry is not installed.
     """
     if endpoint is None or os.environ.get("OTEL_METRICS_EXPORTER") == "none":
         return None

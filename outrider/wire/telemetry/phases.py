@@ -18,8 +18,8 @@ _member = ""
 
 
 def name_member(name: str) -> None:
-    """Put a worker's name before every phase that this process logs from now on. For workers whose log lines are mixed
-    with those of others.
+    """Put the worker's name before every phase that this process logs from now on. It tells workers apart whose log
+    lines come in one stream.
     """
     global _member
     _member = f"[{name}] "
@@ -31,10 +31,10 @@ def log_phase(text: str) -> None:
 
 
 def phase_in(part: str, line: str) -> tuple[str, str] | None:
-    """Return (worker name, phase) if a log line, in text or JSON, reports the beginning of a phase. None = it is
-    another line.
+    """Return (worker name, phase) if a log line, in text or JSON, reports that a phase begins. None = it reports
+    anything else.
 
-    part: name of the process that wrote the log. It is returned as the worker if the phase has no worker's name.
+    part: name of the process that wrote the log, which is returned as the worker if the line names none.
     """
     text = _phase_text(line)
     if text is None:

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, Counter
 from outrider.wire.errors import ConfigError
 
 MAX_QUEUED = 2048
-"""Default of OTEL_BSP_MAX_QUEUE_SIZE, the maximum number of spans in the queue. Further spans are dropped."""
+"""Default of OTEL_BSP_MAX_QUEUE_SIZE: maximum number of spans that wait to be sent. Spans beyond it are dropped."""
 CLOSE_S = 1.0
 """Maximum seconds that a process waits at its end until its last spans are sent."""
 COMPLAIN_S = 60.0
@@ -48,7 +48,7 @@ class TraceParent:
     trace_id: int
     span_id: int
     sampled: bool
-    """Whether the trace is sampled, so that its spans are sent."""
+    """Whether the trace is sampled. If not, its spans are not sent."""
 
     def __str__(self) -> str:
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
@@ -120,11 +120,11 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> OpenSpan | None:
-        """Begin a span. Returns None if it is not sampled. The parent decides whether it is; without a parent,
-        OTEL_TRACES_SAMPLER decides.
+        """Begin a span and return it. None = it is not sampled. The parent decides whether it is sampled, or
+        OTEL_TRACES_SAMPLER if there is no parent.
 
-        start_ns: wall-clock time in nanoseconds. span_id: id of the span, needed if another process computes the same
-        id; None = a random id. server: whether the parent is a span of another process.
+        start_ns: wall-clock time in nanoseconds. span_id: id of the span, for spans whose id another process computes
+        too; None = a random id. server: whether the parent is a span of another process.
         """
         api = self._api
         context = self._nowhere
@@ -151,9 +151,11 @@ class Spans:
         span_id: int | None = None,
         server: bool = False,
     ) -> TraceParent | None:
-        """Add a span that has already ended. For the arguments see `begin` and `OpenSpan.end`.
+        """Add a span that has already ended. Return its ids, so that it can be the parent of other spans. None = it was
+        not sampled, or was dropped.
 
-        Returns the span's ids, so that it can be the parent of others; None = it was not sampled or was dropped.
+        start_ns, end_ns: wall-clock times in nanoseconds. error: class or code of the error that ended it; None = no
+        error. span_id: id of the span; None = a random id. server: whether the parent is a span of another process.
         """
         if self._is_full():
             return None
@@ -196,7 +198,7 @@ class OpenSpan:
         self._start_ns = start_ns
         own = span.get_span_context()
         self.place = TraceParent(own.trace_id, own.span_id, True)
-        """Ids of this span, for spans of which it is the parent."""
+        """Ids of this span, to be given to its children as their parent."""
 
     def end(self, end_ns: int, attributes: Attributes, error: str | None = None, name: str | None = None) -> None:
         """End the span. Call it once. end_ns: wall-clock time in nanoseconds. error: class or code of the error that
@@ -208,7 +210,11 @@ class OpenSpan:
 
 
 def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) -> Spans | None:
-    """Return a new `Spans`; None = `endpoint` is None. Raises ConfigError as its constructor does."""
+    """Return a new `Spans`. None = tracing is off, because `endpoint` is None.
+
+    service: name of this process. registry: where the counter of spans is registered. Raises ConfigError if the
+    endpoint cannot be used or OpenTelemetry is not installed.
+    """
     if endpoint is None:
         return None
     return Spans(endpoint, service, registry)

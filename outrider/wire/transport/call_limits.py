@@ -22,20 +22,21 @@ from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded, Requ
 from outrider.wire.transport.rpc import abort
 
 MAX_MESSAGES = 16
-"""Maximum number of unary calls whose messages are received at the same time; at most a quarter of them are of one
-caller. Further calls wait."""
+"""Maximum number of unary calls whose messages a server receives at the same time. A single caller may have a quarter
+of them. Further calls wait."""
 MAX_WAITING = 256
-"""Maximum number of a caller's unary calls whose message has not arrived yet."""
+"""Maximum number of open unary calls of one caller whose message has not arrived yet. Further calls are refused."""
 MESSAGE_TIMEOUT_S = 10.0
-"""Maximum seconds until the message of a unary call has arrived, waiting included. Users' requests have another limit:
-see `gateway.api.grpc_api`."""
+"""Maximum seconds from the start of a unary call until its message has arrived, including the time for which the call
+waits. Users' requests have another limit: see `gateway.api.grpc_api`."""
 MAX_DELIVERY_STREAMS = 256
-"""Maximum number of open streams of proposals to a target, at most a quarter of them from one host. There is one per
-draft. Each may hold one message of the maximum size in the target's memory."""
+"""Maximum number of open streams that bring draft tokens to a target. A single host may have a quarter of them. Each
+draft worker opens one. Each may hold one message of the maximum size in the target's memory."""
 MAX_WATCHING_CALLS = 16
-"""Maximum number of open calls that watch health or list services, at most a quarter of them of one caller."""
+"""Maximum number of open calls that watch a server's health or list its services. A single caller may have a quarter of
+them."""
 RETRY_S = 1.0
-"""Value of `retry-after`, in seconds, for calls that are refused."""
+"""Seconds after which a refused call should be tried again. It is sent as `retry-after`."""
 
 _END: Any = getattr(grpc.aio, "EOF")  # noqa: B009  # the stubs lack it
 

@@ -17,7 +17,7 @@ if sys.byteorder != "little":  # the wire is little-endian and nothing here swap
     raise ImportError("outrider runs on little-endian machines only")
 
 ITEM_BYTES = {pb.TENSOR_DTYPE_FLOAT32: 4, pb.TENSOR_DTYPE_INT32: 4}
-"""Number of bytes of one element, by dtype."""
+"""Number of bytes of one element of a tensor, by the protobuf enum of its dtype."""
 
 
 class BadTensor(ValueError):

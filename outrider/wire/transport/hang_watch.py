@@ -14,8 +14,7 @@ STEPS = 8
 """An engine counts as hung once a step takes this many times as long as the longest recent step."""
 
 MAX_STEP_S = 300.0
-"""Maximum seconds of any step, even if recent steps were long, and the limit of an engine's first step. An engine in a
-longer step counts as hung."""
+"""Maximum seconds of a step, however long the recent steps were. It is also the limit of an engine's first step."""
 
 
 def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
@@ -29,7 +28,8 @@ def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
 
 
 def describe_hang(step_s: float, longest_step_s: float) -> str | None:
-    """Return a sentence on a worker's engine if it hangs; None = it does not hang.
+    """Return a text that says for how long a worker's engine has been in one step, if that is longer than allowed. None
+    = the engine does not hang.
 
     step_s: seconds since the engine's current step began. longest_step_s: seconds of its longest recent step.
     """
@@ -39,8 +39,8 @@ def describe_hang(step_s: float, longest_step_s: float) -> str | None:
 
 
 class HangWatch:
-    """Check whether the worker at the other end of a stream hangs, by its reports of steps. All times are monotonic, in
-    seconds.
+    """Decides whether the worker at the other end of a stream hangs, from its reports on its steps. All times are
+    readings of the monotonic clock, in seconds.
     """
 
     def __init__(self, min_silence_s: float, max_silence_s: float, now: float) -> None:
@@ -66,16 +66,20 @@ class HangWatch:
             self._last_step_s = now
 
     def idle(self, now: float) -> None:
-        """Record that the worker has no work at time `now`, so that it need not make steps."""
+        """Record that the worker has no work at time `now`. The time in which it makes no step begins to
+        count from now.
+        """
         self._last_step_s = now
 
     @property
     def limit_s(self) -> float:
-        """Seconds without a step or reply after which the worker counts as hung."""
+        """Seconds without a step and without a reply after which the worker counts as hung."""
         return allowed_s(self._longest_step_s, self._min_silence_s, self._max_silence_s)
 
     def silent_s(self, last_reply_s: float, now: float) -> float:
-        """Return the seconds since the worker's last step or reply. last_reply_s: time of the worker's last reply."""
+        """Return the seconds since the worker's last step or last reply, whichever was later. last_reply_s: time of its
+        last reply.
+        """
         return now - max(self._last_step_s, last_reply_s)
 
     def is_hung(self, last_reply_s: float, now: float) -> bool:

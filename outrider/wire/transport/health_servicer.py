@@ -28,7 +28,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
         self._changed = asyncio.Event()
 
     def set_serving(self, is_serving: bool) -> None:
-        """Set the state of all services to SERVING (true) or NOT_SERVING, and send it to all watchers."""
+        """Set the state of all services to SERVING (True) or NOT_SERVING (False), and report it to all open
+        Watch calls.
+        """
         if is_serving != self._is_serving:
             self._is_serving = is_serving
             self._changed.set()

@@ -14,10 +14,11 @@ from outrider.wire.transport.rpc import tune_malloc
 
 
 def pin_process(cpu_cores: str | None) -> frozenset[int]:
-    """Pin this process, with all its present and later threads, to CPU cores. Return the cores that it may run on.
+    """Pin all present and later threads of this process to CPU cores. Return the cores on which it may run.
 
-    cpu_cores: the setting, such as "0,2-3"; None = do not change them. Call it before importing torch, which sizes its
-    thread pools at import. Raises ConfigError for cores that this machine does not have.
+    cpu_cores: the setting of that name, such as "0,2-3"; None = leave the process as it is. Call it before importing
+    torch, which chooses the sizes of its thread pools at import. Raises ConfigError for cores that this machine does
+    not have.
     """
     allowed = frozenset(os.sched_getaffinity(0))
     if cpu_cores is None:
@@ -55,8 +56,8 @@ def split_evenly(cores: Iterable[int], num_parts: int) -> list[frozenset[int]]:
 
 
 def prepare_process(cpu_cores: str | None) -> frozenset[int]:
-    """Pin this process to the cores of the setting `cpu_cores` (see `pin_process`) and tune its memory allocator.
-    Return the cores that it may run on.
+    """Pin this process to the cores of the setting `cpu_cores` (None = do not pin it), and tune its memory allocator.
+    Return the cores on which it may run.
 
     Call it before importing torch. Raises ConfigError for cores that this machine does not have.
     """

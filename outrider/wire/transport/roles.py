@@ -21,10 +21,10 @@ _DOMAIN = "outrider.internal"
 
 
 class Role(Enum):
-    """A part of the system (gateway, draft, ...), as its TLS certificate names it.
+    """A part of the system, such as the gateway. With TLS, a process shows a certificate that names its role.
 
-    A certificate contains two names of its role. Servers check the `uri` of their callers. Callers check the
-    `host_name` of the server that they have reached, whatever its address is.
+    A certificate names the role in two ways. A server checks the `uri` in the certificate of its caller. A caller
+    checks the `host_name` in the certificate of the server, in place of the server's real address.
     """
 
     GATEWAY = "gateway"

@@ -37,16 +37,16 @@ Parse = Callable[[Any, bytes], Any]
 Abort = Callable[[Any, OutriderError], Any]
 
 PING_TIMEOUT_MS = 10_000
-"""Milliseconds without a reply to a ping after which a peer counts as lost. It is longer than
-`hang_watch.MIN_SILENCE_S`: a process that gets no CPU time does not reply to pings but is not lost, and the hang watch
-decides whether it hangs."""
+"""Milliseconds without a reply to a ping after which the connection to a peer counts as lost. It is longer than
+`hang_watch.MIN_SILENCE_S`, because a process that gets no CPU time does not reply to pings either. The hang watch
+decides whether such a process hangs."""
 LINK_KEEPALIVE: Options = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_permit_without_calls", 1)]
 """gRPC options for keepalive pings (every 2 s), for connections between our processes and for our servers."""
 _TOKEN_ID_BYTES = 5
 """Maximum bytes of a uint32 in a protobuf message."""
 CONTROL_BYTES = 1 << 20
-"""Maximum bytes of a Control message apart from its token ids (sampling parameters and small items), and of a whole
-WorkerInfo message. A message of this size takes some 30 ms of a worker's event loop."""
+"""Maximum bytes of a message on a Control stream without its token ids (sampling parameters and small items), and of a
+WorkerInfo message. A message of this size occupies a worker's event loop for some 30 ms."""
 MAX_CONNECTIONS = 4096
 """Maximum number of connections to one server; further ones are refused. The handshakes of so many take some 200 MB."""
 SPARE_FILES = 256
@@ -89,8 +89,8 @@ class _Requests:
 
 
 def guarded_stream(handler: Any, parse: Parse, abort: Abort) -> Any:
-    """Return a gRPC method handler that works like `handler`, a handler of a stream of requests, but ends the call with
-    the matching status if an OutriderError is raised.
+    """Return a gRPC method handler that works like `handler`, but turns OutriderErrors into the matching gRPC status.
+    The method must receive a stream of messages.
 
     parse: parses the bytes of one message, and raises InvalidRequest if they are wrong. abort: ends a call with an
     error.
@@ -168,8 +168,8 @@ def open_files_limit() -> int | None:
 
 
 def max_connections() -> int:
-    """Return the maximum number of connections of one server: MAX_CONNECTIONS, or fewer if this process may not open so
-    many files. A gateway has two servers, so each gets half of the files that remain after SPARE_FILES.
+    """Return the maximum number of connections of one server: MAX_CONNECTIONS, or fewer if this process may open too
+    few files. A gateway has two servers, and each gets half of the files that remain after SPARE_FILES.
     """
     limit = open_files_limit()
     if limit is None:
@@ -179,18 +179,20 @@ def max_connections() -> int:
 
 
 def max_control_bytes(context_limit: int) -> int:
-    """Return the maximum bytes of a message on a Control stream: CONTROL_BYTES, plus the token ids of a prompt, a
-    prediction and a source (the input of an encoder) of `context_limit` tokens each.
+    """Return the maximum bytes of a message on a Control stream. It is CONTROL_BYTES, plus the token ids of a prompt, a
+    prediction and a source (the input of an encoder), each of `context_limit` tokens.
+
+    context_limit: maximum number of tokens of the model's context.
     """
     return CONTROL_BYTES + 3 * _TOKEN_ID_BYTES * context_limit
 
 
 def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Options:
-    """Return the gRPC options of a server. With them a second server on the same port fails to start, instead of
-    sharing the port's connections.
+    """Return the gRPC options of a server. They also make the start of a second server on the same port fail; by gRPC's
+    default the two would share the port.
 
-    max_message_bytes: maximum bytes of a received message. window_bytes: number of bytes of a message that may be
-    received before the servicer reads it. A longer message takes another round trip.
+    max_message_bytes: maximum bytes of a received message. window_bytes: number of bytes of a message that may arrive
+    before the servicer begins to read it. A longer message takes another round trip.
     """
     return [
         *_common(max_message_bytes, LINK_KEEPALIVE),
@@ -207,11 +209,11 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
 
 
 def client_options(address: str, max_message_bytes: int, keepalive: Options = LINK_KEEPALIVE) -> Options:
-    """Return the gRPC options of a client of the server at `address` (host:port).
+    """Return the gRPC options for a client of the server at `address` (host:port).
 
-    The client reconnects within a second, while gRPC's default back-off grows to 120 s. The minimum back-off is longer,
-    because gRPC also uses it as the time that a connection attempt may take, handshakes included: with less, a far or
-    busy server would never be reached. For loopback addresses the environment's proxy (http_proxy) is not used.
+    The client tries to reconnect within seconds, while gRPC's default back-off grows to 120 s. The minimum back-off of
+    2 s is also the time that gRPC allows for a connection attempt with its handshakes; with less, a far or busy server
+    would never be reached. A proxy that the environment names (http_proxy) is not used for loopback addresses.
     """
     return [
         *_common(max_message_bytes, keepalive),
@@ -333,10 +335,10 @@ def _guarded(handler: Any, inner: Any) -> Callable[[bytes, Any], Awaitable[Any]]
 
 
 def parse_message(deserialize: Any, data: bytes, max_bytes: int | None = None) -> Any:
-    """Parse the bytes of a protobuf message and return the message. Raises InvalidRequest if they are not valid or too
-    many.
+    """Parse the bytes of a protobuf message and return the message. Raises InvalidRequest if the bytes are no valid
+    message, or more than `max_bytes`.
 
-    deserialize: `FromString` of the message's class. max_bytes: maximum number of bytes; None = no limit.
+    deserialize: the method `FromString` of the message's class. max_bytes: None = no limit.
     """
     name = deserialize.__self__.DESCRIPTOR.full_name
     if max_bytes is not None and len(data) > max_bytes:

@@ -58,10 +58,10 @@ async def start_server(
     """Start a gRPC server on the current event loop. Return (server, "host:port" on which it listens, health servicer).
     Raises ConfigError if it cannot listen there.
 
-    port: 0 = take a free port. max_message_bytes: maximum bytes of a message. max_control_bytes: maximum bytes of a
-    message on a Control stream; None = no further limit. certificates: None = no TLS. If the folder has a role, callers
-    must show a certificate, and may call only what its role allows; without a role, the server is for users.
-    window_bytes: see `server_options`.
+    port: 0 = take a free port. max_message_bytes: maximum bytes of a received message. certificates: None = no TLS. If
+    the folder has a role, callers must show a certificate, and may call only what their role allows; without a role,
+    the server is for users. window_bytes: number of bytes of a message that may arrive before the servicer begins to
+    read it. max_control_bytes: maximum bytes of a message on a Control stream; None = only max_message_bytes limits it.
     """
     guards = list[RoleInterceptor]()
     if certificates is not None and certificates.role is not None:
@@ -113,8 +113,11 @@ class ServerThread:
         certificates: CertificateFolder | None = None,
         max_control_bytes: int | None = None,
     ) -> str:
-        """Start the thread and the server; return the server's address (host:port) once it listens. For the arguments
-        see `start_server`. `add_services` is called on the thread.
+        """Start the thread and the server. Return the server's address (host:port) once it listens.
+
+        add_services: called on the new thread. port: 0 = take a free port. max_message_bytes: maximum bytes of a
+        received message. certificates: None = no TLS. max_control_bytes: maximum bytes of a message on a Control
+        stream; None = only max_message_bytes limits it. Raises ConfigError if the server cannot listen there.
         """
         self._thread.start()
         start = start_server(
@@ -162,9 +165,11 @@ class ServerThread:
         asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
 
     def stop(self, grace_s: float, closing: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Set health to NOT_SERVING, wait at most `grace_s` seconds for open calls, and end server, loop and thread.
+        """Report NOT_SERVING as the server's health, wait at most `grace_s` seconds for open calls, and end server,
+        event loop and thread.
 
-        closing: coroutine function that ends open streams, which would otherwise stay open for all of `grace_s`.
+        closing: coroutine function, awaited first, that ends open streams. Otherwise they would stay open for all of
+        `grace_s`.
         """
 
         async def shut() -> None:

@@ -35,8 +35,8 @@ def check_batch(num_items: int) -> None:
 
 
 class Outbox(Generic[Item]):
-    """Queue and writing task of one direction of a stream. `put` never blocks. Items that are queued during a write are
-    sent as one batch after it.
+    """Queue of the items to send in one direction of a stream, with the task that sends them. `put` never blocks. All
+    items that are queued while a message is being written are sent together in the next message.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class Outbox(Generic[Item]):
         self._task = asyncio.create_task(self._run())
 
     def put(self, item: Item) -> None:
-        """Queue an item to be sent. If the outbox is closed, it is dropped; the stream's reader reports the loss."""
+        """Queue an item to be sent. If the outbox is closed, the item is dropped; whoever reads the stream learns of
+        its end.
+        """
         if not self._is_closed:
             self._queue.append(item)
             self._wake.set()
@@ -122,15 +124,16 @@ Reply = TypeVar("Reply", bound=_Identified)
 
 
 class Replies(Generic[Reply]):
-    """Queue of the replies to one message, in the order in which they arrive. Only one task may read it. It ends with
-    `close`, or with the stream.
+    """Queue of the replies to one message, in the order in which they arrive. Only one task may read it. No reply is
+    added after `close` or after the end of the stream.
 
-    is_expecting: whether the peer will send another reply for as long as this is open. forget: called by `close`.
+    is_expecting: whether the peer will send another reply for as long as this queue is open, and so counts as having
+    work. forget: function that `close` calls.
     """
 
     def __init__(self, is_expecting: bool, forget: Callable[[], object]) -> None:
         self.is_expecting = is_expecting
-        """Whether the peer will send another reply for as long as this is open."""
+        """Whether the peer will send another reply for as long as this queue is open, and so counts as having work."""
         self._forget = forget
         self._arrived: deque[Reply] = deque()
         self._changed = asyncio.Event()
@@ -161,7 +164,9 @@ class Replies(Generic[Reply]):
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """Record that the stream has failed. `next` raises this error once the replies that have arrived are read."""
+        """Record that the stream has failed. `next` returns the replies that have already arrived, and then raises
+        `error`.
+        """
         self._error = error
         self._changed.set()
 
@@ -185,9 +190,10 @@ class PendingReplies(Generic[Reply]):
         return message_id, future
 
     def subscribe(self, is_expecting: bool) -> tuple[int, Replies[Reply]]:
-        """Return a new message id, and a queue for any number of replies to that message.
+        """Return a new message id, and a queue that gets all replies to that message.
 
-        is_expecting: see `Replies`.
+        is_expecting: whether the peer will send another reply for as long as the queue is open, and so counts as having
+        work.
         """
         message_id = self._create_id()
         replies: Replies[Reply] = Replies(is_expecting, lambda: self._subscriptions.pop(message_id, None))
@@ -199,8 +205,8 @@ class PendingReplies(Generic[Reply]):
         return len(self._futures) + sum(replies.is_expecting for replies in self._subscriptions.values())
 
     async def read(self, batches: AsyncIterable[list[Reply]]) -> None:
-        """Read batches of replies until the stream ends, and pass each reply to its future or queue. Then make all
-        remaining waits raise WorkerLost.
+        """Read batches of replies until the stream ends, and pass each reply to its future or queue. At the end, make
+        everything that still waits for a reply raise WorkerLost.
         """
         reason = "the stream ended"
         try:
@@ -218,7 +224,7 @@ class PendingReplies(Generic[Reply]):
             self.fail(WorkerLost(f"lost the worker: {reason}"))
 
     def fail(self, error: Exception) -> None:
-        """Make all waits for replies raise this error."""
+        """Make everything that waits for a reply raise this error."""
         for replies in self._subscriptions.values():
             replies.fail(error)
         for future in list(self._futures.values()):
@@ -238,8 +244,8 @@ it."""
 
 
 class ControlStreams:
-    """The open Control streams of a worker. Each stream has a number, which identifies it as the owner of its slots. A
-    server that stops ends all streams.
+    """The open Control streams of a worker, through which gateways open and run slots. Each stream has a number, and a
+    slot belongs to the stream through which it was opened.
     """
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificates:
-    """Checked contents of a folder of certificates, in PEM form."""
+    """Contents of a folder of certificates, in PEM form. They were checked when they were read."""
 
     ca: bytes | None
     certificate: bytes
