@@ -92,7 +92,9 @@ class BareSlot:
             )
 
     def settle(self) -> None:
-        """Update what the slot keeps besides the committed tokens, such as a cache, after these changed."""
+        """Bring what the slot keeps besides the committed tokens, such as a cache, in line with them after they
+        changed.
+        """
 
     def invalidate(self) -> None:
         """Discard for good what the slot keeps besides the committed tokens, because it may be wrong."""
@@ -109,8 +111,8 @@ class BareSlot:
         return 0
 
     def free_for_successor(self) -> int:
-        """Free the slot because another one with the same key replaces it; return the number of freed cache blocks. The
-        choice itself has not ended.
+        """Free the slot because another one with the same key replaces it; return the number of freed cache blocks.
+        Unlike at a close, the output has not ended.
         """
         return self.free_cache()
 
@@ -183,8 +185,9 @@ class OpenSlots(Generic[S]):
         """Open a slot, and return it. An open slot with the same key is freed first. The new slot has no cached tokens
         and no memory yet.
 
-        `translation`: map between the token ids of messages and the model's; None if they are the same. `corpus_id`: as
-        in `OpenJob`.
+        `cache_salt`: the prefix cache is shared only with slots of the same salt. `source_ids`: token ids of the
+        encoder's input. `translation`: map between the token ids of messages and the model's; None if they are the
+        same. `corpus_id`: id of the corpus of ended outputs that the drafter `lookup` copies from; empty for none.
 
         Raises `InvalidRequest` if the slot could never fit, and `Overloaded` if all slots are in use. Both messages
         give the numbers. After an error an open slot with the same key is as it was.
@@ -214,8 +217,8 @@ class OpenSlots(Generic[S]):
         return slot
 
     def close(self, owner: int, slot_id: int) -> int:
-        """Free a slot; return the number of its cache blocks, or 0 if it is not open. Closing a slot twice is no
-        error.
+        """Free a slot; return the number of freed cache blocks, or 0 if the slot is not open. Closing a slot twice is
+        no error.
         """
         slot = self._slots.pop((owner, slot_id), None)
         if slot is None:

@@ -130,7 +130,7 @@ class _Plan:
         return num_tokens
 
     def num_expected(self) -> int:
-        """Return the number of tokens that slots between two steps will feed in their next one."""
+        """Return the number of tokens that the slots that are now between two steps will feed in their next one."""
         num_tokens = 0
         for demand in self._demands:
             if demand.want in (Need.NOTHING, Need.PREFILL) and demand.num_blocks and not demand.num_to_feed:
@@ -141,8 +141,8 @@ class _Plan:
     def feed(self, waiting: Sequence[int], decode_budget: int, step_budget: int) -> None:
         """Decide which prompts are fed, within the budgets of tokens and blocks.
 
-        `waiting`: indices of slots with a prompt to feed, in scheduling order. `decode_budget`: prompt tokens that
-        hardly delay the running slots. `step_budget`: prompt tokens of a whole step.
+        `waiting`: indices of slots with a prompt to feed, in scheduling order. `decode_budget`: number of prompt tokens
+        that hardly delay the running slots. `step_budget`: number of prompt tokens that a step may have at most.
         """
         num_spare = self._num_spare()
         short = self._pause_for(step_budget)
