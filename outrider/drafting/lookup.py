@@ -12,7 +12,7 @@ from outrider.drafting.sequence_drafter import Counts, sorted_counts
 from outrider.drafting.suffixes import SuffixIndex
 
 MIN_N = 2
-"""Minimum length of a match, in tokens."""
+"""Minimum length of a match (an earlier occurrence of the sequence's last tokens), in tokens."""
 MAX_N = 8
 """Maximum length of a match, in tokens. Longer matches count as matches of this length."""
 CORPUS_TOKENS = 65536

@@ -39,7 +39,7 @@ class PrefixCache:
         self._digest_of: dict[int, bytes] = {}
 
     def is_published(self, block: int) -> bool:
-        """Return whether the block is published, so that `adopt` can find it."""
+        """Return whether the block is published. If it is, `adopt` can find it."""
         return block in self._digest_of
 
     def adopt(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> int:

@@ -187,7 +187,8 @@ def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int
 
 
 def index_scores_bytes(num_heads: int, num_tokens: int, context: int) -> int:
-    """Return the bytes of a sparse indexer's scores for a step's prefill rows: two arrays of float32 at once.
+    """Return the bytes of the scores by which the indexer of a sparse attention layer chooses keys, for a step's
+    prefill rows: two arrays of float32 at once.
 
     num_heads: number of heads of the indexer. num_tokens: number of tokens of all prefill rows. context: maximum number
     of keys that a row attends to.

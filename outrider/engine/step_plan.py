@@ -24,7 +24,8 @@ from outrider.engine.token_tree import positions
 from outrider.wire.errors import InvalidRequest
 
 VERIFY_TOKENS = 6
-"""Number of tokens that a slot feeds to a full step, for the estimate of its memory: the default K, plus one."""
+"""Number of tokens that each slot feeds to a full step: the default K, plus one. The estimate of a step's memory uses
+it."""
 FORWARD_COST_TOKENS = 32
 """Number of tokens whose computation costs as much as a forward's fixed cost of reading the weights and launching. The
 measured value is 30, on a CPU with weights of 1024 x 2816 in float32."""
@@ -56,8 +57,8 @@ class EncoderSource:
 class Row:
     """Tokens of one sequence in a forward: those that are cached and those that are fed.
 
-    Example: `Row(table, [7, 8], 5, 1, ids)` feeds the tokens 5 and 6 of a sequence and returns the logits of the last
-    one.
+    Example: `Row(table, [7, 8], 5, 1, ids)` feeds the ids 7 and 8 as tokens 5 and 6 of a sequence and returns the
+    logits of the last one.
     """
 
     table: BlockTable
@@ -67,7 +68,7 @@ class Row:
     num_cached: int
     """Number of tokens before the new ones. Their keys and values are in the cache."""
     num_logits: int
-    """Number of last tokens whose logits are returned; 0 for a part of a prompt."""
+    """Number of last tokens whose logits are returned; 0 for a chunk of a prompt that does not end it."""
     past_ids: Sequence[int]
     """List that begins with the token ids of the cached tokens. It may be the caller's own list: ids beyond num_cached
     are not read."""

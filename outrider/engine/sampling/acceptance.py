@@ -102,9 +102,9 @@ class DrawTable:
     num_draws: NDArray[np.int64]
     """Number of draft tokens that were drawn after each node, [N]."""
     distributions: Sequence[Sequence[tuple[int, TokenDistribution]]]
-    """distributions[t] lists (node, distribution) for the draft tokens that are tested as number t after their node,
-    from 0. A node is left out if its draft token was drawn from the distribution of its previous one, without that
-    previous token."""
+    """distributions[t] lists (node, distribution) for the draft tokens that are tested as number t after their node, t
+    from 0. A node is left out if its draft token number t was drawn from the distribution of number t - 1 without that
+    token."""
     lenience: NDArray[np.float64]
     """Lenience of each node's request, [N]."""
 

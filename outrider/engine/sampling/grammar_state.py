@@ -280,8 +280,8 @@ class GrammarState:
         return self._masked(draft_prefix).failure
 
     def forced(self) -> list[int]:
-        """Return the ids that the grammar forces after the output. They are proposed as draft tokens; whether they are
-        accepted is decided by `allowed` alone.
+        """Return the ids that the grammar forces after the output. They are proposed as draft tokens. Which ids may
+        follow is decided by `allowed` alone.
         """
         if self._forced is None:
             self._forced = []

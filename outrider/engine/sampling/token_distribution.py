@@ -272,8 +272,8 @@ def truncate_topk(distribution: TokenDistribution, n: int) -> TokenDistribution:
 
 
 def draw_index(weights: Weights, u: float) -> int:
-    """Draw an index, which has mass, by the inverse CDF of weights [N] float64 >= 0, which need not sum to 1. u: in (0,
-    1). Raises EmptyDistribution.
+    """Draw an index with mass by the inverse CDF of weights [N] float64 >= 0, which need not sum to 1. u: uniform
+    number in (0, 1). Raises EmptyDistribution.
 
         weights (2, 1, 1), u 0.6: the CDF is (2, 3, 4), and 0.6 * 4 = 2.4 falls to index 1
     """

@@ -40,14 +40,14 @@ class BeamLevel:
     """
 
     active: tuple[Entry, ...]
-    """Continuations that stay live; empty at max_tokens."""
+    """Continuations that stay live; empty once outputs have max_tokens tokens."""
     ended: tuple[Entry, ...]
     """Continuations that end; they are hypotheses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Output of a beam search."""
+    """Output that a beam search has found."""
 
     ids: tuple[int, ...]
     """Token ids after the prompt, including a stop id."""

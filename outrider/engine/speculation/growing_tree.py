@@ -44,9 +44,9 @@ class GrowingTree(Growth):
             setup.speculation, setup.slot.params, setup.acceptance, drafter.supports_trees, drafter.is_block_drafter
         )
         self.segments: dict[int, tuple[int, Place]] = {}
-        """Under `rejection`, for each node and ROOT: (start, ranks) of the tokens that are drawn after it. A segment is
-        a run of drawn tokens whose random numbers are keyed by the committed length `start` at which it begins. ranks:
-        ranks of the nodes from there to this node."""
+        """Under `rejection`: segments[node] is (start, ranks) for the tokens that are drawn after a node or ROOT. A
+        segment is a run of drawn tokens whose random numbers are keyed by the committed length `start` at which it
+        begins. ranks: ranks of the nodes on the path from its beginning to this node."""
         self._is_determined = setup.slot.params.is_deterministic
         self.restart()
 

@@ -41,8 +41,8 @@ class BudgetUnit(NamedTuple, Generic[Item]):
 
 
 class RowBudget(Generic[Item]):
-    """Divides a worker's steps between callers, so that none is slowed by others beyond its part. `deal` chooses the
-    rows of a step, `note` records how long the step took.
+    """Divides a worker's steps between callers, so that each gets at least its part, by weight, of the tokens a second
+    that it would get alone. `deal` chooses the rows of a step, `note` records how long the step took.
     """
 
     def __init__(self, cost: RowCost) -> None:

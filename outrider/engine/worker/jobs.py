@@ -109,8 +109,8 @@ class OpenJob:
 
     @property
     def own_drafters(self) -> tuple[Drafter, ...]:
-        """The target's own drafters that the request allows, in the order in which they are tried. Not all of them need
-        be loaded.
+        """The target's own drafters that the request allows, in the order in which they are tried. The target may not
+        have loaded all of them.
         """
         drafters = list[Drafter]()
         if self.prediction_ids:

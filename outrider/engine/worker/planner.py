@@ -61,8 +61,8 @@ class Scheduler:
 
         `demands`: state of every open slot, the longest open first. `num_free`: number of free blocks.
 
-        Either all decisions are `Preempt`, and the caller has to apply them and plan again, or none is. `Run` decisions
-        come first.
+        If slots have to be preempted, all decisions are `Preempt`. The caller then has to apply them and plan again.
+        Otherwise none is `Preempt`, and `Run` decisions come first.
 
         Example, with memory for all: slot A is ready to verify, slot B of another caller is new with a prompt of 1,000
         tokens, and `StepCost` allows 64 prompt tokens in A's step: Run(A), Admit(B), PrefillSlot(B, 64).

@@ -31,7 +31,8 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 __all__ = ["DORMANT_S", "RETRY_S", "Chunk", "Need", "ScheduledStep", "StepRequest", "StepScheduler"]
 
 DORMANT_S = 1.0
-"""Seconds without a message after which a slot is dormant, so that its memory is taken first."""
+"""Seconds without a message after which a slot is dormant. If memory runs out, the memory of dormant slots is taken
+first."""
 RETRY_S = DORMANT_S / 10
 """Seconds between two attempts to plan while a slot waits for memory and nothing else happens; meanwhile another slot
 may have become dormant."""

@@ -78,8 +78,8 @@ class Slot(BareSlot):
 
     @property
     def ids(self) -> list[int]:
-        """Token ids of the committed text as the model is fed it: `committed` itself, unless the text is
-        retokenized.
+        """Token ids of the committed text that the model is fed: `committed` itself or, if the text is retokenized for
+        a draft, the draft's own ids.
         """
         return self.committed
 
