@@ -53,7 +53,7 @@ class SpareMemory:
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """Memory on this process's device, as it is known before the KV cache is sized. If a model is split over several
-    processes, each has a budget of its own.
+    processes, it is the memory of one of them.
     """
 
     weights_bytes: int

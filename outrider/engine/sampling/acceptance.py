@@ -150,9 +150,9 @@ class Noise:
     """Random numbers for the decision on one slot in one step."""
 
     accept: NDArray[np.float64]
-    """Uniform numbers in (0, 1) by which draft tokens are accepted, [K]. They are independent of one another and of the
-    numbers by which the tokens were drawn. They differ from those of earlier rounds at the same positions: block
-    verification may use a position's number and still leave the position to the next round."""
+    """Uniform numbers in (0, 1) by which draft tokens are accepted, [K]. They are independent of one another, of the
+    numbers by which the tokens were drawn, and of earlier rounds' numbers at the same positions: block verification may
+    use a position's number and still leave the position to the next round."""
     own: OwnDraw
     """Function that draws the target's own token. Its random numbers are independent of `accept` and of the draft's."""
 

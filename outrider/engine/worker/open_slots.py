@@ -92,12 +92,10 @@ class BareSlot:
             )
 
     def settle(self) -> None:
-        """Bring what the slot keeps besides the committed tokens, such as a cache, in line with them after they
-        changed.
-        """
+        """Adapt the rest of the slot's state, such as its cache, to the committed tokens after these changed."""
 
     def invalidate(self) -> None:
-        """Discard for good what the slot keeps besides the committed tokens, because it may be wrong."""
+        """Discard for good all of the slot's state but the committed tokens, because it may be wrong."""
 
     def truncate(self, committed_len: int) -> int:
         """Keep at most the first committed_len - 1 committed tokens in the cache; return the number of freed blocks.
