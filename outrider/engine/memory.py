@@ -173,10 +173,10 @@ def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int
     """Return the bytes of the attention masks of a step's prefill rows, for an attention implementation that takes
     masks.
 
-    limits: pairs (window, chunk) of the layers' attention limits, in tokens; None = no limit. Layers with equal limits
-    share one mask. The result also counts the boolean array from which a mask is made. itemsize: bytes of one number of
-    a mask, times the number of query heads that have a copy of it. num_tokens: number of tokens of all prefill rows.
-    context: maximum number of keys that a row attends to.
+    limits: the different pairs (window, chunk) by which layers limit attention, in tokens; None = no limit. All layers
+    of a pair share one mask. The result also counts the boolean array from which a mask is made. itemsize: bytes of one
+    number of a mask, times the number of query heads that have a copy of it. num_tokens: number of tokens of all
+    prefill rows. context: maximum number of keys that a row attends to.
     """
     # limits {(None, None), (4, None)}, itemsize 2, 3 tokens, context 10: 30 booleans, masks of 3 x 10 and 3 x 7 numbers
     total = num_tokens * context
