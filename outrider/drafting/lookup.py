@@ -12,9 +12,9 @@ from outrider.drafting.sequence_drafter import Counts, sorted_counts
 from outrider.drafting.suffixes import SuffixIndex
 
 MIN_N = 2
-"""Minimum length of a match, in tokens."""
+"""Minimum length of a match (an earlier occurrence of the sequence's last tokens), in tokens."""
 MAX_N = 8
-"""Maximum length of a match, in tokens. Matches that are longer count as equal."""
+"""Maximum length of a match, in tokens. Longer matches count as matches of this length."""
 CORPUS_TOKENS = 65536
 """Number of tokens of ended outputs that are kept for later requests. They take about 1 MiB."""
 
@@ -77,7 +77,7 @@ class Corpus:
 
 
 class LookupFollower:
-    """Follower of one sequence for the drafter Lookup, with an index of the sequence's n-grams."""
+    """State of the drafter Lookup for one sequence: an index of the sequence's n-grams."""
 
     def __init__(
         self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes, sizes: tuple[int, int], corpus: Corpus
@@ -105,8 +105,8 @@ class LookupFollower:
             self._own.pop()
 
     def walk(self) -> LookupWalk:
-        """Return a walk that copies what follows the longest match. Of equally long matches, one in the sequence itself
-        is preferred, then the latest.
+        """Return a walk that copies what follows the longest earlier occurrence of the sequence's last tokens. Of
+        equally long ones, an occurrence in the sequence itself is preferred, then the latest.
 
         sequence [1, 2, 3, 9, 1, 2, 3]: the match is [1, 2, 3] at position 0, and the walk proposes 9, 1, 2, 3, 9, ...
         """
@@ -130,8 +130,8 @@ class LookupFollower:
 
 
 class LookupWalk:
-    """Walk that copies tokens from one position onwards. If it reaches the end of the sequence itself, it continues
-    with its own copies, so that a repeating text is continued.
+    """Chain of draft tokens that are copied from one position onwards. If copying reaches the end of the sequence
+    itself, it goes on with the tokens that it copied. So it continues a text that repeats itself.
     """
 
     def __init__(self, source: SuffixIndex, position: int | None) -> None:

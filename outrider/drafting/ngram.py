@@ -30,7 +30,7 @@ class Ngram:
 
 
 class NgramFollower(TokenSequence):
-    """Follower of one sequence for the drafter Ngram: counts of the n-grams in the last `history` tokens. Adding or
+    """State of the drafter Ngram for one sequence: counts of the n-grams in its last `history` tokens. Adding or
     removing a token takes one update per n-gram length.
     """
 
@@ -68,8 +68,8 @@ class NgramFollower(TokenSequence):
         return NgramWalk(self._followers, self._orders, last_ids)
 
     def has_next(self) -> bool:
-        """Return whether the last two tokens occurred before in the counted part. (Fewer if the longest n-gram has only
-        two tokens.) A single token predicts too little to be worth verifying.
+        """Return whether the last two tokens occurred before in the counted part (the last one, if the longest n-gram
+        has only two tokens). If only the last token occurred before, that predicts too little to be worth verifying.
         """
         min_context = min(2, self._orders[0] - 1)
         num_counted = len(self.ids) - self._start
@@ -104,8 +104,8 @@ class NgramFollower(TokenSequence):
 
 
 class NgramWalk:
-    """Walk that proposes by the counts of an NgramFollower. Its own draft tokens belong to the last tokens but are not
-    counted.
+    """Chain of draft tokens that are proposed by the counts of an NgramFollower. Each draft token is context for the
+    next one, but is not counted.
     """
 
     def __init__(

@@ -17,11 +17,11 @@ import numpy as np
 from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_counts
 
 MAX_N = 16
-"""Maximum number of tokens that must match before tokens are proposed. After a jump to another position of the
+"""Maximum number of output tokens that must match before tokens are proposed. After a jump to another position of the
 prediction at least two must match."""
 MAX_OCCURRENCES = 256
-"""Maximum number of occurrences in the prediction that are compared for the longest match: this many after the last
-correct position, then this many from the start of the prediction."""
+"""Maximum number of occurrences of the last two tokens that are compared for the longest match: this many after the
+last correct position, then this many from the start of the prediction."""
 
 
 class Prediction:
@@ -86,7 +86,7 @@ class _State(NamedTuple):
 
 
 class PredictionFollower(TokenSequence):
-    """Follower of one output for the drafter Prediction. It keeps the position in the prediction."""
+    """State of the drafter Prediction for one output: the position in the prediction that the output has reached."""
 
     def __init__(self, text: Prediction, token_ids: Sequence[int], num_prompt: int) -> None:
         super().__init__(token_ids[:num_prompt])
@@ -145,7 +145,7 @@ class PredictionFollower(TokenSequence):
 
 
 class PredictionWalk:
-    """Walk that copies the prediction from one position to its end."""
+    """Chain of draft tokens that are copied from one position of the prediction to its end."""
 
     def __init__(self, ids: Sequence[int], position: int) -> None:
         self._ids = ids

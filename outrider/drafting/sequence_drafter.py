@@ -18,7 +18,7 @@ sum, counts are a distribution."""
 
 
 class ChainWalk(Protocol):
-    """Walk over a chain of draft tokens that begins at the end of a sequence. It becomes invalid when the sequence
+    """Proposals for a chain of draft tokens that begins at the end of a sequence. It becomes invalid when the sequence
     changes.
     """
 
@@ -47,7 +47,7 @@ class Follower(Protocol):
         """Truncate the sequence to its first `num_tokens` tokens."""
 
     def walk(self) -> ChainWalk:
-        """Return a walk from the end of the sequence."""
+        """Return the proposals for a chain of draft tokens after the end of the sequence."""
 
     def has_next(self) -> bool:
         """Return whether draft tokens after the sequence's end are likely enough to be worth verifying."""
@@ -59,11 +59,13 @@ class Follower(Protocol):
 
 
 class SequenceDrafter(Protocol):
-    """A drafter without a model, which opens followers. The drafter and its followers belong to one thread."""
+    """A drafter without a model. `open` returns its state for one sequence, a `Follower`. The drafter and its followers
+    belong to one thread.
+    """
 
     def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> Follower:
-        """Return a follower for a sequence of a prompt and the output so far. The first `num_prompt` tokens are the
-        prompt.
+        """Return the drafter's state for a sequence of a prompt and the output so far. The first `num_prompt` tokens
+        are the prompt.
 
         What the drafter learns from an ended sequence is used only for sequences with the same `corpus_id`. With an
         empty `corpus_id` nothing is learnt or used.
@@ -71,7 +73,9 @@ class SequenceDrafter(Protocol):
 
 
 class TokenSequence:
-    """A sequence of token ids that grows and shrinks at its end. Base of followers."""
+    """A sequence of token ids that grows and shrinks at its end. Base class of followers, i.e. of drafters' states for
+    a sequence.
+    """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.ids = list(token_ids)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_OCCURRENCES = 32
-"""Maximum number of occurrences, the latest, that are compared for the longest match. It bounds the time on repetitive
-text."""
+"""Maximum number of occurrences that are compared for the longest match; the latest ones are taken. It bounds the time
+on repetitive text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ class TextRun:
         self.text = ""
         """Text of the whole characters appended so far."""
         self.ends: dict[int, int] = {}
-        """Where committed tokens end in `text`: maps a length of the text, in characters, to the number of committed
-        tokens up to there."""
+        """Where committed tokens end in `text`: ends[n] is the number of committed tokens in its first n characters.
+        Lengths at which no token ends have no entry."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, raw: bytes, num_committed: int) -> None:
@@ -47,7 +47,9 @@ class TextRun:
 
 
 def bytes_of(spelling: Sequence[bytes | None], token_id: int) -> bytes | None:
-    """Return the bytes of a token id. None = it is a special token, or not in `spelling`, the bytes by id."""
+    """Return the bytes of a token id. None = it is a special token, or outside `spelling`. spelling: bytes of each
+    token id, None for special tokens.
+    """
     if token_id >= len(spelling):
         return None
     return spelling[token_id]
@@ -75,8 +77,8 @@ def start_ids_of(tokenizer_json: bytes) -> tuple[int, ...]:
 
 
 def last_texts(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence[int]:
-    """Return those of `ids` that come after the last special token among them. `spelling`: bytes by id, None
-    = special.
+    """Return those of `ids` that come after the last special token among them. `spelling`: bytes of each token id, None
+    for special tokens.
     """
     begin = len(ids)
     while begin and bytes_of(spelling, ids[begin - 1]) is not None:

@@ -41,9 +41,10 @@ LOOK_BEHIND = 16
 A token of the draft that would reach further back stays split, so that fewer draft tokens are accepted."""
 
 SMALL_OVERLAP = 0.4
-"""If less than this fraction of the target's tokens is in both vocabularies, draft tokens at temperature 0 are the
-draft's text, retokenized. Measured (benchmarks/results/tokenizers-2026-11-26.md): at 44 % both methods have equally
-many tokens accepted, and text takes the draft 1.4 times as many steps; at 20 % text has 1.2 times as many accepted."""
+"""Minimum fraction of the target's tokens that must be in both vocabularies. Below it, draft tokens at temperature 0
+come from the text that the draft writes, retokenized. Measured (benchmarks/results/tokenizers-2026-11-26.md): at 44 %
+both methods have equally many tokens accepted, and retokenized text takes the draft 1.4 times as many steps; at 20 %
+retokenized text has 1.2 times as many accepted."""
 
 Logits = NDArray[np.float32]
 
@@ -76,7 +77,8 @@ class Translation(Protocol):
         """
 
     by_strings: bool
-    """Whether draft tokens at temperature 0 should be the draft's text, retokenized, since few tokens are shared."""
+    """Whether draft tokens at temperature 0 should come from the text that the draft writes, retokenized for the
+    target, because the vocabularies share few tokens."""
 
     def draft_id(self, token_id: int) -> int:
         """Return the draft's id for a target's id. Only for ids to which `logits` gives a finite logit."""
@@ -85,8 +87,9 @@ class Translation(Protocol):
         """Retokenize for the target what the draft has written after the committed tokens. Return (ids of the target,
         whether the draft's text has ended).
 
-        `committed`: committed tokens, as ids of the target. `own_ids`: tokens that the draft has written since, as its
-        own ids. While the text has not ended, its last token is left out, since further text may change it.
+        `committed`: committed tokens, as ids of the target. `own_ids`: tokens that the draft has written after them, as
+        ids of the draft. While the draft's text has not ended, the last id of the result is left out, since further
+        text may change it.
         """
 
     def retokenization(self) -> Retokenization:
@@ -96,10 +99,10 @@ class Translation(Protocol):
 def create_translation(
     target_json: bytes, draft_json: bytes, target_size: int, draft_size: int, end_ids: Sequence[int]
 ) -> Translation | None:
-    """Return the map between a draft's and a target's vocabulary; None = they are the same. For the arguments see
-    `Intersection`.
+    """Return the map between a draft's and a target's vocabulary; None = they are the same.
 
-    Raises `ConfigError` if the draft cannot draft for this target.
+    `target_json`, `draft_json`: contents of the files tokenizer.json. `target_size`, `draft_size`: numbers of logits
+    per row. `end_ids`: end-of-text ids of the draft. Raises `ConfigError` if the draft cannot draft for this target.
     """
     if tokenizer_fingerprint(target_json) == tokenizer_fingerprint(draft_json):
         if target_size == draft_size:
@@ -121,8 +124,8 @@ def create_translation(
 
 
 class PaddedTranslation:
-    """Translation between vocabularies whose ids mean the same, but of which one has more logits, as padding without
-    tokens.
+    """Translation between vocabularies whose ids mean the same, while one model has more logits than the other. The
+    additional logits are padding and stand for no token.
     """
 
     by_strings = False
@@ -164,7 +167,7 @@ class _SameIds:
 
 
 class Intersection:
-    """Translation between vocabularies whose ids have different meanings, by the tokens that are in both."""
+    """Translation between vocabularies whose ids have different meanings. It maps the tokens that are in both."""
 
     def __init__(
         self,

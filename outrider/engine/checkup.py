@@ -34,9 +34,9 @@ GPU_DEVICE = Path("/dev/nvidiactl")
 
 
 def findings(task: Task, tell_files: Callable[[pb.TokenizerFiles], None] | None = None) -> Iterator[tuple[str, Find]]:
-    """Run all checks of a task; yield the name and the result of each check.
+    """Run all checks of a task. Yield the name of each check and its result: its state, what was found, and the remedy.
 
-    tell_files: is called with the target's files of tokenizer and chat template, if they can be read.
+    tell_files: function that is called with the target's tokenizer and chat-template files, if they can be read.
     """
     yield "GPU", check_gpu()
     yield "C++ forward", check_native()
@@ -94,7 +94,9 @@ def _refusal(error: ConfigError, model: str) -> Find:
 
 
 def check_gpu() -> Find:
-    """Check that torch can use the GPUs of the machine, and that its version has flash attention for them."""
+    """Check whether torch can use the GPUs of the machine, and whether this version of torch has flash attention for
+    them.
+    """
     has_device = GPU_DEVICE.exists() or shutil.which("nvidia-smi") is not None
     num_gpus = 0
     with warnings.catch_warnings(record=True) as caught:  # torch warns of a driver that is too old
@@ -120,7 +122,7 @@ def check_gpu() -> Find:
 
 
 def check_native() -> Find:
-    """Check that the C++ library is compiled, or can be compiled at the first start."""
+    """Check whether the C++ library is compiled already, or can be compiled when the first worker starts."""
     try:
         path, compiler = library_path()
         if not path.exists():
@@ -137,8 +139,8 @@ def check_native() -> Find:
 
 
 def check_memory(models: list[Footprint], device_name: str) -> Find:
-    """Check that the weights of all models and one context of full length for each fit into the free memory of the
-    device.
+    """Check whether the weights of all models and, for each model, a KV cache for one context of full length fit into
+    the free memory of the device.
     """
     device = resolve_device(device_name)
     free = memory.free_memory_bytes(device)

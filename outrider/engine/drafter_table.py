@@ -41,15 +41,16 @@ TEXT_TABLES: dict[Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
     Drafter.UNIGRAM: Unigram,
     Drafter.BIGRAM: Bigram,
 }
-"""Drafters whose n-gram table is counted once, in a fixed text, each with the class that is created from the text's
-token ids."""
+"""Drafters that count their n-gram table once, in a fixed text. Each maps to its class, which is created from the token
+ids of the text."""
 SearchDrafts = BeamDrafts
-"""Class of the draft tokens of a beam search in the target."""
+"""Class that holds the draft tokens of a beam search in the target."""
 
 
 def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes) -> dict[Drafter, TargetDrafter]:
-    """Return the target's own drafters by kind: n-gram and lookup tables, the prediction, lookahead and look-ahead
-    embeddings. A head's drafter is not among them.
+    """Create the target's own drafters and return them by kind: n-grams, lookup, the prediction, and, where the model
+    and the settings allow them, unigrams, bigrams, lookahead and `pass` (look-ahead embeddings). A head's drafter is
+    not among them.
 
     Raises ConfigError if a setting of a drafter cannot be used.
     """
@@ -138,5 +139,8 @@ def draft_tree_class(params: SamplingParams) -> type[GrowingTree] | type[BeamGro
 
 
 def lookahead_rows_of(table: SequenceDrafter) -> OpenAhead:
-    """Return the function that creates a draft slot's look-ahead rows from predictions of `table`."""
+    """Return the function that creates the look-ahead rows of a draft slot. A look-ahead row is a token that `table`
+    predicts after a node of the draft tree. It is fed in the same forward as the node, before the node's children are
+    drawn.
+    """
     return partial(open_cascade, table, {})

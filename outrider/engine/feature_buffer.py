@@ -26,7 +26,7 @@ class FeatureBuffer:
 
     @property
     def end(self) -> int:
-        """Position after that of the last stored feature."""
+        """Position after that of the last stored feature; `start` if no feature is stored."""
         return self.start + len(self._data) // self.token_bytes
 
     def put(self, start: int, data: bytes) -> None:

@@ -39,15 +39,15 @@ class PrefixCache:
         self._digest_of: dict[int, bytes] = {}
 
     def is_published(self, block: int) -> bool:
-        """Return whether the block is published, so that `adopt` can find it."""
+        """Return whether the block is published. If it is, `adopt` can find it."""
         return block in self._digest_of
 
     def adopt(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> int:
         """Put the blocks of the longest published prefix of `ids` into the empty `table`. Return the number of tokens
-        that it has then.
+        in these blocks.
 
         Only whole blocks are adopted, at most len(ids) tokens. Pass the prompt's tokens without the last one, whose
-        logits must be computed. salt: the one under which the prefix was published.
+        logits must be computed. salt: the salt under which the prefix was published.
         """
         assert not table.blocks, f"the table holds {table.num_tokens} tokens already"
         table.digests, table.blocks = self._find(ids, salt)
@@ -58,9 +58,10 @@ class PrefixCache:
     def publish(self, table: BlockTable, ids: Sequence[int], salt: bytes = b"") -> None:
         """Publish the table's full blocks, so that later prompts can adopt them.
 
-        ids: committed tokens of the sequence, which must equal the table's as far as both go. If a block of the same
-        contents is published already, the table takes that block and releases its own. Only blocks that are new since
-        the last call are hashed: `table.digests` has the digests of the salt and of the blocks before.
+        ids: committed tokens of the sequence; they must equal the tokens in the table, as far as both lists go. salt: a
+        prefix is found only under the salt with which it was published. If a block of the same contents is published
+        already, the table takes that block and releases its own. Only blocks that are new since the last call are
+        hashed.
         """
         # block_size 4, 10 committed tokens, digests [salt, block 0]: block 1 is published, block 2 is not full
         if not self.enabled:
@@ -151,7 +152,9 @@ class KVPool:
 
     @property
     def num_free(self) -> int:
-        """Number of blocks that `allocate` can return, including idle ones."""
+        """Number of blocks that `allocate` can return: blank blocks, which have no contents, and idle blocks, which no
+        table holds but a later prompt may adopt.
+        """
         return len(self._blank) + len(self._idle)
 
     @property
@@ -177,8 +180,8 @@ class KVPool:
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Return the numbers of `count` blocks for a table that now holds them: blank ones first, then the idle ones
-        released longest ago.
+        """Return the numbers of `count` blocks for a table that now holds them. Blocks without contents are taken
+        first, then the idle blocks (which no table holds) that were released longest ago.
 
         Raises OutOfBlocks if fewer are free, and then allocates none.
         """
@@ -246,9 +249,11 @@ class BlockTable:
         self._pool = pool
         self.blocks: list[int] = []
         self.num_tokens = 0
-        """Number of tokens stored. Tokens reserved for the next forward count, although it has still to write them."""
+        """Number of stored tokens. It includes tokens whose blocks are reserved and which the next forward will
+        write."""
         self.digests: list[bytes] = []
-        """Digests of the salt and of the published blocks, in order; `PrefixCache.publish` adds to them."""
+        """Digest of the salt, followed by the digests of the table's published blocks in order. `PrefixCache.publish`
+        extends the list."""
 
     @property
     def block_size(self) -> int:

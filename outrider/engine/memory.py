@@ -47,13 +47,13 @@ class SpareMemory:
     num_bytes: int = 0
     """Size of this memory in bytes."""
     tap_bytes: int = 0
-    """Bytes of it that each tapped hidden state takes while steps run."""
+    """Bytes of this memory that each tapped hidden state takes while steps run."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Memory on this process's device, as it is known before the KV cache is sized. In a split model it is that of one
-    rank.
+    """Memory on this process's device, as it is known before the KV cache is sized. If a model is split over several
+    processes, it is the memory of one of them.
     """
 
     weights_bytes: int
@@ -64,12 +64,12 @@ class MemoryBudget:
     free_bytes: int
     """Bytes that are free on the device after the weights were loaded."""
     graphs_bytes: int = 0
-    """Bytes of captured CUDA graphs: the activations of their widest step."""
+    """Bytes of the captured CUDA graphs: as many as the activations of the widest captured step."""
     tap_bytes: int = 0
     """Bytes that each tapped hidden state takes while steps run."""
 
     def spare(self, cache_bytes: int) -> SpareMemory:
-        """Return the memory that is left for heads with a KV cache of `cache_bytes`."""
+        """Return the memory that is left for heads beside a KV cache of `cache_bytes`."""
         num_bytes = self.free_bytes - self.activations_bytes - self.graphs_bytes - cache_bytes
         return SpareMemory(max(0, num_bytes), self.tap_bytes)
 
@@ -93,8 +93,8 @@ class MemoryBudget:
     def check(self, kv_cache_tokens: int, num_bytes: int, max_tokens: int, device: str) -> None:
         """Raise ConfigError if a KV cache of the configured size, `num_bytes`, does not fit into the free memory.
 
-        kv_cache_tokens: the setting, for the message. max_tokens: the largest value of it that fits, for the message.
-        device: the device's name, for the message.
+        The other arguments are only for the message. kv_cache_tokens: value of the setting. max_tokens: its largest
+        value that fits. device: the device's name.
         """
         if num_bytes > self.free_bytes:
             raise ConfigError(
@@ -149,8 +149,8 @@ def _mlp_width(config: PreTrainedConfig) -> int:
 
 
 def logits_bytes(num_logits: int) -> int:
-    """Return the bytes of a step's logits if verdicts are computed on the host: once as the model returns them, once in
-    float32.
+    """Return the bytes of a step's logits if verdicts are computed on the host. The logits then exist twice: as the
+    model returns them, and in float32.
 
     num_logits: number of rows times vocabulary size.
     """
@@ -158,7 +158,7 @@ def logits_bytes(num_logits: int) -> int:
 
 
 def decision_bytes(num_logits: int) -> int:
-    """Return the bytes that `decide_on_device` holds at once for a step's logits, including the logits.
+    """Return the bytes that a device holds at once to compute a step's verdicts from its logits, including the logits.
 
     num_logits: number of rows times vocabulary size. Measured: the `rejection` rule with penalties holds 9.1 arrays of
     float32 (one of float64 counts twice), the most of all. A tree with penalties holds 4.4 of them (3 under `coupled`),
@@ -173,9 +173,10 @@ def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int
     """Return the bytes of the attention masks of a step's prefill rows, for an attention implementation that takes
     masks.
 
-    Counted are one mask for each pair (window, chunk) in `limits`, which layers of equal limits share, and the booleans
-    from which a mask is made. itemsize: bytes of one number of a mask, times the number of query heads with a copy of
-    it. num_tokens: number of tokens of all prefill rows. context: maximum number of keys that a row attends to.
+    limits: the different pairs (window, chunk) by which layers limit attention, in tokens; None = no limit. All layers
+    of a pair share one mask. The result also counts the boolean array from which a mask is made. itemsize: bytes of one
+    number of a mask, times the number of query heads that have a copy of it. num_tokens: number of tokens of all
+    prefill rows. context: maximum number of keys that a row attends to.
     """
     # limits {(None, None), (4, None)}, itemsize 2, 3 tokens, context 10: 30 booleans, masks of 3 x 10 and 3 x 7 numbers
     total = num_tokens * context
@@ -186,7 +187,8 @@ def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int
 
 
 def index_scores_bytes(num_heads: int, num_tokens: int, context: int) -> int:
-    """Return the bytes of a sparse indexer's scores for a step's prefill rows: two arrays of float32 at once.
+    """Return the bytes of the scores by which the indexer of a sparse attention layer chooses keys, for a step's
+    prefill rows: two arrays of float32 at once.
 
     num_heads: number of heads of the indexer. num_tokens: number of tokens of all prefill rows. context: maximum number
     of keys that a row attends to.
@@ -197,7 +199,8 @@ def index_scores_bytes(num_heads: int, num_tokens: int, context: int) -> int:
 def scores_bytes(config: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
     """Return roughly the bytes of an encoder layer's attention scores for one source of `num_tokens` tokens.
 
-    Counted are the position bias and its sum with the mask, each [heads, num_tokens, num_tokens].
+    Two arrays [heads, num_tokens, num_tokens] are counted: the position bias, and its sum with the mask. itemsize:
+    bytes of one number.
     """
     return 2 * config.num_attention_heads * num_tokens**2 * itemsize
 

@@ -74,7 +74,7 @@ class ModelFacts:
     info: pb.WorkerInfo
     """Description that a worker of this model would give in GetInfo, as far as it follows from the files."""
     files: pb.TokenizerFiles
-    """Files of its tokenizer and its chat templates."""
+    """Files of the model's tokenizer and its chat templates."""
     footprint: Footprint
     """Memory that the model would take."""
     class_name: str
@@ -98,7 +98,7 @@ class ModelFacts:
 def read_model(model: str, task: Task) -> ModelFacts:
     """Check the files of a model without reading its weights. Return the facts that they state.
 
-    Raises ConfigError if the worker's loader would.
+    Raises ConfigError if a worker could not load the model.
     """
     path = local_path(model)
     if path is not None and path.is_dir():
@@ -141,8 +141,8 @@ def _num_parameters(network: nn.Module) -> int:
 
 
 def check_draft(draft: str, target: ModelFacts, task: Task) -> tuple[Footprint, tuple[str, ...], Find]:
-    """Return the footprint of a draft, the notes on its files (as `ModelFacts.notes`), and the result of the check
-    whether it fits the target.
+    """Return the footprint of a draft, the notes on its files (sentences about contents that a user may not expect),
+    and the result of the check whether the draft fits the target.
 
     Raises ConfigError if it cannot draft for the target.
     """

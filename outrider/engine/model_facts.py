@@ -37,12 +37,13 @@ class ModelFacts:
     hidden_size: int = 0
     """Width of the hidden states; 0 for heads."""
     layer_types: tuple[str, ...] = ()
-    """Type of each decoder layer, as in `architectures.layer_memory`; empty for heads, all of whose layers keep keys
-    and values."""
+    """Type of each decoder layer, such as "full_attention" or "sliding_attention" (transformers' words). Empty for
+    heads, all of whose layers keep keys and values of every token."""
     num_lookahead: int = 0
     """Number of look-ahead embeddings. Their ids follow the vocabulary; they may be fed and are never in an output."""
     is_text_part: bool = False
-    """Whether the checkpoint also has parts that read images, video or sound, which are not loaded."""
+    """Whether only the text part of the checkpoint is loaded. Its parts that read images, video or sound are left
+    out."""
     decoder_start_ids: tuple[int, ...] = ()
     """Token ids with which every output of an encoder-decoder model begins; empty for other models."""
 

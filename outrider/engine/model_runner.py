@@ -41,7 +41,8 @@ class ModelRunner:
         self.self_test_error = math.inf
         """Largest error of a logit in the self-test, as a fraction of the largest logit. `attention_choice` sets it."""
         self.num_weight_bytes = 0
-        """Size in bytes of the weights in the form in which the path keeps them. `loader.load_runner` sets it."""
+        """Size in bytes of the weights in the form in which the attention path keeps them. `loader.load_runner` sets
+        it."""
         self.spare = SpareMemory()
         """Memory that is left for heads; 0 bytes until `cache_size.size_cache` has computed it."""
         self.set_pool(pool)
@@ -102,7 +103,9 @@ class ModelRunner:
             raise
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Set the hidden states that later forwards return in `features`, as `FeaturePath.set_taps`. Empty = none.
+        """Choose the hidden states that later forwards return in `features`; an empty `taps` chooses none. Tap k is the
+        input of decoder layer k, tap num_layers the output of the last layer, and tap NORMED that output after the
+        final norm.
 
         Raises InvalidRequest for a tap that the model does not have, and for any tap if `features_refusal` is set.
         """
@@ -125,7 +128,9 @@ class ModelRunner:
 
     @property
     def features(self) -> Tensor:
-        """Tapped hidden states of the last forward, [sum(num_new), taps, hidden], as `FeaturePath.features`."""
+        """Tapped hidden states of all new tokens of the last forward, in the order of its rows: [sum(num_new), taps,
+        hidden], on the model's device. float32 on the attention path `fused`, the model's dtype on others.
+        """
         assert isinstance(self.path, FeaturePath), "nothing is tapped"
         return self.path.features
 
@@ -135,9 +140,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compact(self, row: Row, path: Sequence[int]) -> None:
-        """Keep only the nodes of `path`, of the token tree that `row` fed last, as if they had been fed as a chain.
+        """Of the token tree that `row` fed last, keep only the nodes of `path`. The cache is then as if they had been
+        fed as a chain.
 
-        path: indices of nodes as in row.parents, each the parent of the next, the first a child of the token before the
+        path: indices of nodes in row.parents, each the parent of the next, the first a child of the token before the
         tree; empty = no node is kept. The table then has row.tree_start + len(path) tokens. Blocks that other tables
         use are copied before they are changed. Raises OutOfBlocks if a copy needs a block and none is free; then
         nothing is changed.
@@ -150,8 +156,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def rebase(self, table: BlockTable, start: int, keep: Sequence[int]) -> None:
-        """Keep, of the tokens that are stored from `start` on, those at the ascending offsets `keep`, and move them
-        together at `start`.
+        """Of the tokens that are stored from `start` on, keep those at the offsets `keep`, and move them together so
+        that they begin at `start`. Offsets are counted from `start` and ascend.
 
         Tokens before `start` are neither read nor written. Keys and values are moved unchanged: a token keeps the
         position with which it was fed. Blocks that other tables use are copied before they are changed. Raises
@@ -224,7 +230,7 @@ class ModelRunner:
 
 
 class UncachedModel:
-    """Model that transformers runs without a KV cache: the reference for the self-tests and the tests."""
+    """Model that transformers runs without a KV cache. Self-tests and tests compare other forwards with it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -242,8 +248,8 @@ class UncachedModel:
 
     @torch.inference_mode()
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the hidden states of the taps 0, 1, .. num_layers and NORMED of T tokens, [T, num_layers + 2, H]
-        float32.
+        """Return the hidden states of T tokens at all taps, [T, num_layers + 2, H] float32: the inputs of the decoder
+        layers, the output of the last layer, and that output after the final norm.
 
         Transformers' `output_hidden_states` contains all but the output of the last layer, which is taken by a hook.
         """

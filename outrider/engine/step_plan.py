@@ -24,10 +24,11 @@ from outrider.engine.token_tree import positions
 from outrider.wire.errors import InvalidRequest
 
 VERIFY_TOKENS = 6
-"""Number of tokens that a slot feeds to a full step, for the estimate of its memory: the default K, plus one."""
+"""Number of tokens that each slot feeds to a full step: the default K, plus one. The estimate of a step's memory uses
+it."""
 FORWARD_COST_TOKENS = 32
-"""Number of tokens whose computation costs as much as a forward's fixed cost of reading the weights and launching.
-Measured on a CPU: 30, at 1024 x 2816 in float32."""
+"""Number of tokens whose computation costs as much as a forward's fixed cost of reading the weights and launching. The
+measured value is 30, on a CPU with weights of 1024 x 2816 in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class EncoderSource:
     """
 
     table: BlockTable
-    """Blocks of the source's keys and values; empty until the source is encoded. The prefix cache treats them as
-    full."""
+    """Blocks of the source's keys and values; empty until the source is encoded. Whole blocks are reserved, so that the
+    prefix cache can publish the last one, too."""
     ids: Sequence[int]
     """Token ids of the source, at least one."""
 
@@ -56,8 +57,8 @@ class EncoderSource:
 class Row:
     """Tokens of one sequence in a forward: those that are cached and those that are fed.
 
-    Example: `Row(table, [7, 8], 5, 1, ids)` feeds the tokens 5 and 6 of a sequence and returns the logits of the last
-    one.
+    Example: `Row(table, [7, 8], 5, 1, ids)` feeds the ids 7 and 8 as tokens 5 and 6 of a sequence and returns the
+    logits of the last one.
     """
 
     table: BlockTable
@@ -67,19 +68,20 @@ class Row:
     num_cached: int
     """Number of tokens before the new ones. Their keys and values are in the cache."""
     num_logits: int
-    """Number of last tokens whose logits are returned; 0 for a part of a prompt."""
+    """Number of last tokens whose logits are returned; 0 for a chunk of a prompt that does not end it."""
     past_ids: Sequence[int]
-    """List that begins with the ids of the cached tokens. It may be the caller's own list, and is not read beyond
-    num_cached."""
+    """List that begins with the token ids of the cached tokens. It may be the caller's own list: ids beyond num_cached
+    are not read."""
     parents: Sequence[int] | None = None
-    """Parents of the nodes of a token tree (see `token_tree`), which is the last len(parents) tokens; None = the tokens
-    are a chain. All new tokens are nodes of the tree; nodes that were fed before are in the cache."""
+    """Parents of the nodes of a token tree, as in `token_tree`: for each node the index of its parent in the tree, or
+    -1. The tree is the last len(parents) tokens. None = the tokens are a chain. All new tokens are nodes of the tree;
+    nodes that were fed before are in the cache."""
     features: Tensor | None = None
-    """Features that a head reads with the new tokens, [num_new, d]; None for models. A head that fills blocks has
-    features for the first new tokens alone, and reads them in place of the token ids. The new tokens without features
-    are its block."""
+    """Features that a head reads with the new tokens, [num_new, d]; None for models. A block head has features for the
+    first new tokens alone, and reads these in place of their token ids. The other new tokens are the block that it
+    fills."""
     source: EncoderSource | None = None
-    """Source that the row attends to by cross-attention; None for decoder-only models."""
+    """Source (input of the encoder) that the row attends to by cross-attention; None for decoder-only models."""
 
     @classmethod
     def of(
@@ -115,8 +117,8 @@ class Row:
         return positions(self.num_tokens, self.parents)[first:]
 
     def last_ids(self, count: int) -> list[int]:
-        """Return the last `count` token ids, new and cached; `count` is at most num_tokens. Used since a wide plan
-        feeds some cached tokens again.
+        """Return the last `count` token ids, of new and cached tokens together; `count` is at most num_tokens. A
+        forward with wider rows needs them: it feeds some cached tokens again to fill the columns.
         """
         # past_ids [4, 5, 6], num_cached 3, new_ids [7]: last_ids(3) is [5, 6, 7]
         num_again = count - len(self.new_ids)
@@ -142,13 +144,14 @@ class StepPlan:
     kv_len: int
     """L, the number of tokens of the longest row."""
     start: int | None
-    """Storage index of the first token of a single row whose blocks are consecutive: it is read in place, without a
-    copy. None for other forwards."""
+    """Storage index of the first token, if the forward has a single row and its blocks have consecutive numbers. That
+    row's keys and values are read in place, without a copy. None for other forwards."""
     gather: Tensor | None
-    """Storage indices of the columns to read, [B * L] int64, those of padding in the trash block; None if `start` is
-    set."""
+    """Storage indices of the keys and values that are read, [B * L] int64. Columns of padding read the trash block.
+    None if `start` is set."""
     write_to: Tensor | None
-    """Storage indices of the N new tokens, [N] int64; None if `start` is set."""
+    """Storage indices at which the keys and values of the N new tokens are written, [N] int64; None if `start` is
+    set."""
     write_from: Tensor | None
     """Indices of the new tokens among the B * q columns that are fed, [N] int64; None if every column is a new
     token."""
@@ -200,8 +203,8 @@ def consecutive_start(table: BlockTable) -> int | None:
 
 
 def group_rows(rows: Sequence[Row], *, of_equal_length: bool = False) -> list[list[int]]:
-    """Divide the rows into groups, each for one forward, so that a long prompt does not widen every decode row. Return
-    the groups as lists of row indices.
+    """Divide the rows into groups, and return each group as a list of row indices. Each group is run in one forward, so
+    that a long prompt does not widen every decode row.
 
     of_equal_length: whether only rows of equal length may share a forward, for models that take a token's column for
     its position.
@@ -244,11 +247,11 @@ def _groups_by_width(rows: Sequence[Row], remaining: list[int]) -> list[list[int
 
 
 def group_widths(counts: Counter[int]) -> dict[int, int]:
-    """Return, by number of new tokens of a row, the width of the group in which such rows share a forward.
+    """Choose groups of rows that share a forward, at the least total cost. Return the width of the group in which a row
+    belongs, by the row's number of new tokens.
 
-    counts: number of rows by their number of new tokens. Groups contain neighbouring widths, and their total cost is
-    the least possible: a group costs FORWARD_COST_TOKENS, plus its width for each of its rows. Found by dynamic
-    programming.
+    counts: number of rows by their number of new tokens. A group contains neighbouring widths. It costs
+    FORWARD_COST_TOKENS, plus its width for each of its rows. The best groups are found by dynamic programming.
     """
     # {500: 1, 6: 4, 1: 3}: {500: 500, 6: 6, 1: 6}. The group of 6 and 1 costs 32 + 7 * 6 = 74, two groups 56 + 35 = 91
     widths = sorted(counts, reverse=True)

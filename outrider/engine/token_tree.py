@@ -48,8 +48,8 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def positions(num_tokens: int, parents: Sequence[int] | None) -> np.ndarray:
-    """Return the positions [num_tokens] int64 of the tokens of a sequence that ends with a tree. parents: None = it has
-    no tree.
+    """Return the positions [num_tokens] int64 of the tokens of a sequence that ends with a tree. parents: index of each
+    node's parent in the tree, or -1; None = the sequence has no tree.
     """
     if parents is None:
         return np.arange(num_tokens)
@@ -62,8 +62,9 @@ def visible_tokens(
 ) -> np.ndarray:
     """Return to which tokens each of the last `num_queries` tokens attends, [num_queries, num_tokens] bool.
 
-    window: number of positions that a token attends to, its own included. chunk: number of positions in a chunk; a
-    token attends only to its own chunk. Both count positions, as in a chain: they cover a node's own ancestors, not its
+    parents: index of each node's parent in the tree with which the sequence ends, or -1; None = it has no tree. window:
+    number of positions that a token attends to, its own included. chunk: number of positions in a chunk; a token
+    attends only to its own chunk. Both count positions, as in a chain: they cover a node's own ancestors, not its
     siblings. None = no limit.
     """
     # 4 tokens, parents [-1, -1], 2 queries, window 3:  token 2 sees 0 1 2 -

@@ -17,7 +17,7 @@ from outrider.wire.requests.speculation import Speculation
 
 
 class BeamDrafts:
-    """Draft tokens of one beam search: nodes of its tree below the live beams."""
+    """Draft tokens of one beam search in the target: nodes of its tree below the live beams."""
 
     def __init__(self, tree: BeamTree, max_len: int, params: SamplingParams, speculation: Speculation) -> None:
         """Create the draft tokens of a search, none at first. `tree`: tree of the search. `max_len`: maximum length of
@@ -31,17 +31,19 @@ class BeamDrafts:
 
     @property
     def max_depth(self) -> int:
-        """Maximum number of levels of draft tokens in a step, which decides one level more than it accepts."""
+        """Maximum number of levels of draft tokens in a step. A step decides the levels that it accepts, and one
+        more.
+        """
         return max(0, min(self._max_depth, self._max_len - self._tree.length - 1))
 
     @property
     def depth(self) -> int:
-        """Number of levels that have arrived and that a step may use."""
+        """Number of levels of draft tokens that have arrived and that a step may use."""
         return len(self._levels())
 
     def insert(self, delivery: Delivery) -> InsertedNodes:
-        """Insert a delivery below the beams that were live at its `root_len`; return how many of its tokens were late
-        or dropped.
+        """Insert a delivery below the beams that were live when beams had `root_len` tokens. Return how many of its
+        tokens were late or dropped.
         """
         tree = self._tree
         if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:
@@ -84,7 +86,7 @@ class BeamDrafts:
     def budget_items(self, acceptance: SlotAcceptance, max_drafts: int) -> list[BudgetItem]:
         """Return at most `max_drafts` draft tokens that the next step might feed, level by level.
 
-        `acceptance`: acceptance probabilities in the slot.
+        `acceptance`: acceptance probabilities by rank in the slot.
         """
         budget_items = list[BudgetItem]()
         prob = 1.0
@@ -95,7 +97,7 @@ class BeamDrafts:
         return budget_items[: max(0, max_drafts)]
 
     def chosen(self, num_drafts: int) -> tuple[list[int], int]:
-        """Return the nodes of the first `num_drafts` offers, and their number of levels.
+        """Return the nodes of the first `num_drafts` items of `budget_items`, and their number of levels.
 
         The last level is left out if it has fewer nodes than there are live beams.
 

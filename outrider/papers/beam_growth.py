@@ -23,7 +23,9 @@ from outrider.wire.requests.params import SamplingParams
 
 
 class BeamGrowth(BeamTree, Growth):
-    """Draft tree below the live beams of a beam search. Advance messages bring the levels that the target decided."""
+    """Draft tree below the live beams of a beam search, in a draft worker. Advance messages bring the levels that the
+    target decided.
+    """
 
     def __init__(self, setup: GrowthSetup) -> None:
         slot = setup.slot

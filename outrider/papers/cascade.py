@@ -27,9 +27,11 @@ from outrider.engine.worker.open_slots import BareSlot
 def open_cascade(
     table: SequenceDrafter, acceptance: dict[tuple[bool, bool], RankAcceptance], job: OpenJob, slot: BareSlot
 ) -> Cascade | None:
-    """Return a table's predictions for a new slot; None for a beam search, in which nothing is sampled.
+    """Return the look-ahead rows that a table predicts for a new slot. Return None for a beam search, in which nothing
+    is sampled.
 
-    `acceptance`: probabilities that predictions are right, by kind of sampling, shared by all slots.
+    `acceptance`: probabilities that predictions are right, by (is greedy, is deterministic) of the request; shared by
+    all slots.
     """
     if job.params.beams is not None:
         return None
@@ -38,7 +40,9 @@ def open_cascade(
 
 
 class Cascade:
-    """Look-ahead rows of one slot that a table predicts, for one step at a time. Implements `RowsAhead`."""
+    """Look-ahead rows of one slot, for one step at a time: tokens that a table predicts, and that are fed with the
+    draft tree's nodes before it is known whether they become nodes. Implements `RowsAhead`.
+    """
 
     def __init__(self, table: SequenceDrafter, job: OpenJob, slot: BareSlot, acceptance: SlotAcceptance) -> None:
         """Create the look-ahead rows of a slot. `table`: the drafter that predicts. `acceptance`: probability that a

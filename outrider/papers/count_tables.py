@@ -14,7 +14,7 @@ from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_cou
 
 
 class Unigram:
-    """Drafter by the counts of single tokens in a text, whatever precedes them."""
+    """Drafter that proposes tokens by how often they occur in a text, whatever precedes them."""
 
     def __init__(self, text_ids: Sequence[int]) -> None:
         """Count the tokens of a text. Raises ValueError if the text is empty."""
@@ -31,8 +31,8 @@ class Unigram:
 
 
 class Bigram(Unigram):
-    """Drafter by the counts of each token after the previous one. After a token that is not in the text, it uses the
-    counts of single tokens.
+    """Drafter that proposes tokens by how often they follow the previous token in a text. After a token that is not in
+    the text, it counts single tokens.
     """
 
     def __init__(self, text_ids: Sequence[int]) -> None:
@@ -46,8 +46,8 @@ class Bigram(Unigram):
 
 
 class LastTokenFollower(TokenSequence):
-    """Follower of one sequence, which returns the table's counts after the sequence's last token. Its walk is a
-    follower that begins with that token.
+    """State of a Unigram or Bigram drafter for one sequence. It returns the table's counts after the sequence's last
+    token. Its walk is another such object, which begins with that token alone.
     """
 
     def __init__(self, table: Unigram, token_ids: Sequence[int]) -> None:

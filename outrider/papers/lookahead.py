@@ -26,8 +26,8 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.lookahead_shape import LookaheadShape
 
 MAX_STARTS = 1024
-"""Maximum number of different first tokens of the n-grams in a pool; each takes about 600 bytes with G = 5. Above it,
-the first token that has gone longest without a new n-gram is dropped."""
+"""Maximum number of different first tokens of the n-grams in a pool. Each takes about 600 bytes if it has 5 n-grams.
+Above the maximum, the first token that has gone longest without a new n-gram is dropped."""
 
 
 class Window:
@@ -74,7 +74,9 @@ class Window:
 
 
 class LookaheadDrafter(TargetDrafter):
-    """Drafter in the target that feeds each slot's window in its steps, and proposes n-grams of the slot's pool."""
+    """Drafter in the target that adds each slot's lookahead window to its steps, and proposes n-grams of the slot's
+    pool.
+    """
 
     has_extra_rows = True
 
@@ -101,8 +103,8 @@ class LookaheadDrafter(TargetDrafter):
         return bool(self._window(slot.key).after(slot.committed[-1]))
 
     def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
-        """Return the n-grams as one tree that shares common prefixes; with lenience, only the latest n-gram, as a
-        chain.
+        """Return the n-grams of the pool that begin with the last committed token, as one tree that shares common
+        prefixes. With lenience, return only the latest n-gram, as a chain.
         """
         ngrams = self._window(slot.key).after(slot.committed[-1])
         if slot.params.lenience < 1.0:

@@ -22,12 +22,12 @@ from outrider.engine.speculation.draft_tree import ROOT
 
 
 def merge(trees: Sequence[CandidateTree], max_items: int, is_fixed: bool, is_matched: bool) -> list[BudgetItem]:
-    """Return at most `max_items` of the drafters' draft tokens, in the order in which the budget takes them.
+    """Return at most `max_items` of the drafters' draft tokens, in the order in which the step's budget takes them.
 
-    `trees`: in the order in which they are tested; a tree may be empty. `is_fixed`: whether the request fixes the
-    number of draft tokens. If so, earlier drafters keep all their offers and later ones get what remains, so that
-    statistics of other requests do not change the tree; if not, the likeliest offers come first. `is_matched`: whether
-    draft tokens are accepted by matching.
+    `trees`: one for each drafter, in the order in which they are tested; a tree may be empty. `is_fixed`: whether the
+    request fixes the number of draft tokens. If so, tokens of earlier drafters come first and later drafters get what
+    remains, so that statistics of other requests do not change the tree. If not, the likeliest tokens come first.
+    `is_matched`: whether draft tokens are accepted by matching the target's choice.
 
     Example: chains [a, b] and [c], `max_items` 2. If fixed, the result is a, b; otherwise the likeliest two.
     """
@@ -60,7 +60,7 @@ def _overlaid(trees: Sequence[CandidateTree]) -> list[BudgetItem]:
     merged = join(trees, _in_turn(trees))
     parents = merged.tree.parents
     factors = [0.0] * len(parents)
-    """Acceptance probability of each node, given its parent."""
+    """Acceptance probability of each node of the merged tree, given that its parent is accepted."""
     proposed: list[tuple[tuple[int, int], ...]] = [()] * len(parents)
     remaining = defaultdict[int, float](lambda: 1.0)
     for index, (candidates, node_of) in enumerate(zip(trees, merged.nodes, strict=True)):

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 
 class PassDrafter(TargetDrafter):
-    """Drafter in the target that proposes a chain from the logits after look-ahead ids. The previous step fed these
-    after the token that became the slot's last but one.
+    """Drafter in the target that proposes a chain by look-ahead embeddings (PaSS). Each step feeds their ids after the
+    tokens that it might accept. The logits after them are proposals for the next step: for the tokens after the one
+    that the target draws itself.
     """
 
     has_extra_rows = True
@@ -90,8 +91,8 @@ class PassDrafter(TargetDrafter):
         return max(0, min(self._num_ids, slot.max_len - 2 - len(slot.committed) - depth))
 
     def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        """Return extra rows with a chain of look-ahead ids after the last committed token and after each draft token,
-        as many chains as MAX_DRAFT_TOKENS ids allow; None if there are none.
+        """Return extra rows with a chain of look-ahead ids after the last committed token and after each draft token.
+        There are as many chains as fit in MAX_DRAFT_TOKENS ids. Return None if there are none.
         """
         ids = list[int]()
         placed = list[int]()

@@ -47,23 +47,24 @@ from outrider.engine.sampling.token_distribution import Array, Ids, TokenDistrib
 from outrider.engine.sampling.wire_tensors import scatter
 
 OwnDraw = Callable[[int, Weights, Ids | None], int]
-"""Function that draws the target's own token after `depth` accepted draft tokens. Arguments: depth, weights [N]
-float64, and their ids [N], or None for ids 0 .. N - 1. Returns the index of the token among the weights."""
+"""Function (depth, weights, ids) that draws the target's own token after `depth` accepted draft tokens and returns the
+index of its weight. weights: [N] float64. ids: token ids of the weights, [N]; None for ids 0 .. N - 1."""
 
 
 def accept_draw(
     target: TokenDistribution, draws: Sequence[tuple[int, TokenDistribution | None, float]], lenience: float = 1.0
 ) -> tuple[int | None, Weights]:
-    """Test the draws after one node in order: Leviathan et al. (2023), Algorithm 1; for siblings SpecInfer, Algorithm
-    2.
+    """Test, one after the other, the draft tokens that were drawn after one node: Leviathan et al. (2023), Algorithm 1;
+    for several of them SpecInfer, Algorithm 2.
 
-    Returns the token of the first accepted draw, or None, and the target's residual. The residual is weights [N]
-    float64 for the entries of `target`; the target draws from it if no draw is accepted.
+    Returns the first accepted token, or None, and the target's residual: weights [N] float64 for the entries of
+    `target`. If no draft token is accepted, the target draws from the residual.
 
-    draws: (token, distribution, uniform number) of each draw. Distribution None: that of the previous draw without its
-    token. lenience: factor on every draft probability (Leviathan et al., A.5). With it, no token comes more than 1 /
-    lenience times as often as the target draws it: an accepted one has mass min(q, p / lenience), and a recovered one
-    adds at most max(p / lenience - q, 0).
+    draws: (token, distribution, uniform number) of each draft token. Distribution None stands for the distribution of
+    the previous one without that token. lenience: factor on every draft probability (Leviathan et al., A.5). With it,
+    no token comes more than 1 / lenience times as often as the target draws it. Let p and q be the target's and the
+    draft's probability of a token. It comes as an accepted token with probability min(q, p / lenience), and as a
+    recovered one with at most max(p / lenience - q, 0).
     """
     if not draws:
         return None, target.weights
@@ -88,30 +89,31 @@ def accept_draw(
 
 @dataclass(frozen=True, slots=True)
 class DrawTable:
-    """Draws after N nodes, at most T after one node, in the order in which they are tested.
+    """Draft tokens that were drawn after N nodes, at most T after one node, in the order in which they are tested.
 
-    Example: after node 0 draws a and b of one drafter, after node 1 none. Then num_draws is [2, 0], token_ids [[a, b],
-    [?, ?]], and distributions [[(0, q)], []], since b is drawn from q without a.
+    Example: after node 0 one drafter drew tokens a and b, after node 1 none was drawn. Then num_draws is [2, 0],
+    token_ids [[a, b], [?, ?]], and distributions [[(0, q)], []], since b was drawn from q without a.
     """
 
     token_ids: NDArray[np.int64]
-    """Token id of each draw, [N, T]; padding may hold anything."""
+    """Token id of each draft token, [N, T]; padding may hold anything."""
     uniforms: NDArray[np.float64]
-    """Uniform number of each draw, [N, T]; padding may hold anything."""
+    """Uniform number by which each draft token is tested, [N, T]; padding may hold anything."""
     num_draws: NDArray[np.int64]
-    """Number of draws after each node, [N]."""
+    """Number of draft tokens that were drawn after each node, [N]."""
     distributions: Sequence[Sequence[tuple[int, TokenDistribution]]]
-    """For each of T places in the order of the tests: list of (node, distribution of the node's draw at that place). If
-    a node is missing there, its draw has the distribution of the previous draw without the drawn token."""
+    """distributions[t] lists (node, distribution) for the draft tokens that are tested as number t after their node, t
+    from 0. A node is left out if its draft token number t was drawn from the distribution of number t - 1 without that
+    token."""
     lenience: NDArray[np.float64]
     """Lenience of each node's request, [N]."""
 
 
 def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Test the draws after N nodes, as `accept_draw` does for one. target_probs: the target's distributions, [N, V]
-    float64.
+    """Test the draft tokens after each of N nodes one after the other, by the rule of `accept_draw`. target_probs: the
+    target's distribution after each node, [N, V] float64.
 
-    Returns the id of the accepted token after each node, -1 if all draws are rejected, [N] int64, and the target's
+    Returns the id of the accepted token after each node, -1 if all were rejected, [N] int64, and the target's
     residuals, [N, V] float64.
     """
     device = target_probs.device
@@ -148,10 +150,11 @@ class Noise:
     """Random numbers for the decision on one slot in one step."""
 
     accept: NDArray[np.float64]
-    """Uniform numbers in (0, 1) by which draws are accepted, [K]. They are independent of one another, of the draws,
-    and of earlier rounds: block verification uses numbers of positions that it then leaves to the next round."""
+    """Uniform numbers in (0, 1) by which draft tokens are accepted, [K]. They are independent of one another, of the
+    numbers by which the tokens were drawn, and of earlier rounds' numbers at the same positions: block verification may
+    use a position's number and still leave the position to the next round."""
     own: OwnDraw
-    """Function that draws the target's own token. Its random numbers are independent of `accept` and of the draws."""
+    """Function that draws the target's own token. Its random numbers are independent of `accept` and of the draft's."""
 
 
 def accept_block_one(
@@ -160,12 +163,12 @@ def accept_block_one(
     draft_ids: Sequence[int],
     noise: Noise,
 ) -> tuple[int, int]:
-    """Decide one slot as `accept_block` does: Sun et al. (2025), Algorithm 2. Return (number of accepted draft tokens,
-    next id).
+    """Decide how many draft tokens of one slot's chain are accepted, by block verification: Sun et al. (2025),
+    Algorithm 2. Return (number of accepted draft tokens, id of the token after them).
 
-    target_at: function that returns the target's distribution after a number of draft tokens; called in order, and only
-    as far as draft tokens may be accepted. drawn_from: distributions from which draft_ids [K] were drawn, [K]. Raises
-    EmptyDistribution.
+    target_at: function that returns the target's distribution after a number of draft tokens. It is called with 0, 1,
+    .., and only as far as draft tokens may be accepted. drawn_from: distributions from which draft_ids [K] were drawn,
+    [K]. Raises EmptyDistribution.
     """
     num_drafted = len(draft_ids)
     targets = list[TokenDistribution]()
@@ -206,12 +209,15 @@ def _block_share(mass: float, kept: float) -> float:
 
 @dataclass(frozen=True)
 class ChainDecisions:
-    """Decisions on B chains: of each chain the first num_accepted draft tokens are accepted, and next_ids follows."""
+    """Decisions on B chains. The first num_accepted draft tokens of a chain are accepted, and the id in next_ids
+    follows them.
+    """
 
     num_accepted: Tensor
     """Number of accepted draft tokens, [B] int64."""
     next_ids: Tensor
-    """Id after the accepted tokens: recovered token if a draft token was rejected, else bonus token, [B] int64."""
+    """Id after the accepted tokens, [B] int64: the recovered token if a draft token was rejected, else the bonus
+    token."""
 
 
 def accept_block(
@@ -222,7 +228,8 @@ def accept_block(
     accept_u: Tensor,
     keys: Tensor,
 ) -> ChainDecisions:
-    """Accept of each of B chains the longest prefix that its random number accepts: Sun et al. (2025), Algorithm 2.
+    """Decide how many draft tokens of each of B chains are accepted, by block verification: Sun et al. (2025),
+    Algorithm 2.
 
     target_log_probs [B, K + 1, V] and draft_log_probs [B, K, V] float32, -inf for no mass; both are normalised by the
     float64 sums of their rows. draft_ids [B, K] int64, drawn from `draft_log_probs`. num_drafted [B] int64 in [0, K]:
@@ -230,10 +237,11 @@ def accept_block(
     (0, 1), independent of one another and of the draws. keys [B, 4] int64: `coupled.device_keys` of the first draft
     token's position, with which the next ids are drawn.
 
-    With p and q the target's and the draft's distribution after n draft tokens x1 .. xn: kept[0] = 1 and kept[n + 1] =
-    min(1, kept[n] * p(x) / q(x)) for the next token x. The whole chain is accepted with probability kept[K], a prefix
-    of n < K tokens with m / (m + 1 - kept[n]) (equation 4), where m is the mass of max(kept[n] * p - q, 0), from which
-    the next id is drawn.
+    Let p and q be the target's and the draft's distribution after the first n draft tokens, and x the next draft token.
+    Then kept[0] = 1 and kept[n + 1] = min(1, kept[n] * p(x) / q(x)). The whole chain is accepted with probability
+    kept[K]. Otherwise prefixes are tried from the longest to the shortest. A prefix of n tokens is accepted with
+    probability m / (m + 1 - kept[n]) (equation 4), where m is the mass of max(kept[n] * p - q, 0). The next id is drawn
+    from that maximum.
     """
     kept = [torch.ones(len(num_drafted), dtype=torch.float64, device=num_drafted.device)]  # [B] each
     num_accepted = torch.zeros_like(num_drafted)

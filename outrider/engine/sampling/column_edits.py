@@ -19,15 +19,16 @@ class ColumnEdits:
     ids: NDArray[np.int64]
     """Token id of each edited column, [N]."""
     factor: NDArray[np.float64]
-    """Repetition penalty of each id that is in prompt or output; 1 for other ids, [N]."""
+    """Factor of each edited id, [N]: the repetition penalty if the id is in prompt or output, else 1."""
     offset: NDArray[np.float64]
     """Logit bias minus frequency and presence penalties of each id, [N]."""
 
 
 class Columns:
-    """Columns of the logits that a slot's penalties and biases change, with counts that grow with the output.
+    """Columns of the logits that a slot's penalties and biases change. Their factors and offsets follow from how often
+    each id is in the output so far.
 
-    With a repetition penalty the prompt's ids are among them.
+    With a repetition penalty the ids of the prompt are among them.
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
@@ -54,7 +55,9 @@ class Columns:
         self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))
 
     def after(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """Return the edits with these draft tokens counted as output, too; None if no column is edited."""
+        """Return the edits at the position after `draft_prefix`, whose tokens are counted as output, too; None if no
+        column is edited.
+        """
         if not draft_prefix:
             return self._edits if self._place else None
         num_output = dict[int, int]()

@@ -39,12 +39,14 @@ _ROUNDING = 1.0 + 1e-9
 LN2 = math.log(2.0)
 ROOT_HALF = math.sqrt(0.5)
 LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
-"""Coefficients of the series of artanh, the last first. The remainder is below 2^-54 for |t| <= 0.1716."""
+"""Coefficients of the power series of artanh(t), from the highest power to the lowest. The remainder is below 2^-54 for
+|t| <= 0.1716."""
 
 
 def coupled_id(distribution: TokenDistribution, params: SamplingParams, position: int) -> int:
-    """Return the id that a request's random numbers pick from a distribution at `position` of its sequence, the lowest
-    among equals. Raises EmptyDistribution.
+    """Return the id with the largest log-prob + Gumbel number, the lowest among equals. An id's Gumbel number follows
+    from the request's seed and from `position` in its sequence, so that draft and target have the same. Raises
+    EmptyDistribution.
     """
     return distribution.id_of(
         _place(distribution.weights, distribution.ids, params, position, lambda places: distribution.scores[places])
@@ -52,8 +54,8 @@ def coupled_id(distribution: TokenDistribution, params: SamplingParams, position
 
 
 def coupled_index(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> int:
-    """Return the index of the weight that a request's random numbers pick at `position` of its sequence. Raises
-    EmptyDistribution.
+    """Return the index of the weight with the largest log(weight) + Gumbel number. The Gumbel numbers follow from the
+    request's seed, from `position` in its sequence and from the ids. Raises EmptyDistribution.
 
     weights: probabilities up to a factor, [N] float64. ids: token ids of the weights, [N]; None for 0 .. N - 1.
     """
@@ -77,11 +79,12 @@ def _place(
 def coupled_ranked(
     distribution: TokenDistribution, params: SamplingParams, position: int, num: int
 ) -> tuple[list[int], list[float]]:
-    """Return the num ids that the target most likely picks at `position`, best first, with their probabilities given
-    its random numbers, under the assumption that its distribution is close to `distribution`. Raises EmptyDistribution.
+    """Return the `num` ids that the target most likely picks at `position`, best first, and the probability of each.
+    The target's own distribution is not known yet; it is taken to be close to `distribution`. The Gumbel numbers with
+    which it picks are known. Raises EmptyDistribution.
 
-    The probability of an id is exp(score + Gumbel) over the sum of all. There are fewer ids if the distribution has
-    fewer. The first id is that of `coupled_id`, except for near ties.
+    The probability of an id is exp(log-prob + Gumbel number), divided by the sum of this over all ids. There are fewer
+    ids if the distribution has fewer. The first id is that of `coupled_id`, except for near ties.
     """
     ids: Ids | int = distribution.scores.size
     if distribution.ids is not None:
@@ -126,11 +129,11 @@ def _may_win(weights: Weights, ids: Ids | None, params: SamplingParams, position
 
 
 def uniforms(params: SamplingParams, position: int, ids: Ids | int) -> Weights:
-    """Return the uniform numbers that a request has at a position for ids [N] int64, or for ids 0 .. ids - 1: [N]
-    float64 in (0, 1), 53 bits each.
+    """Return the uniform numbers of a request at a position, one for each of the ids [N] int64, or for ids 0 .. ids - 1
+    if `ids` is a number: [N] float64 in (0, 1), 53 bits each.
 
-    Two ids share a counter, (id // 2, position, purpose + 256 choice, 0); even ids have its first two words, odd ones
-    the others.
+    An even id and the odd one after it share a Philox counter, (id // 2, position, purpose + 256 choice, 0). The even
+    id has its first two words, the odd one the other two.
     """
     native = loaded()
     if native is None:
@@ -187,17 +190,18 @@ def fixed_log(x: Array) -> Array:
 
 
 def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
-    """Return the id that is picked at the position of each row, the lowest among equals: [R, V] float32 -> [R] int64.
+    """Return for each row the id with the largest log-prob + Gumbel number, the lowest among equals: [R, V] float32 ->
+    [R] int64.
 
-    params, positions: request's parameters and position of each row, [R]. For a row without a finite score the id is
+    params, positions: request's parameters and position of each row, [R]. For a row without a finite log-prob the id is
     meaningless; the caller has to check for such rows.
     """
     return pick(log_probs, device_keys(params, positions, log_probs.device))
 
 
 def device_keys(params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device) -> Tensor:
-    """Return the keys of the random numbers at R positions, [R, 4] int64: low and high word of the seed, purpose,
-    position.
+    """Return the keys of the random numbers at R positions, [R, 4] int64: low word of the seed, high word of the seed,
+    purpose, position.
     """
     keys = list[tuple[int, int, int, int]]()
     for own, position in zip(params, positions, strict=True):
@@ -206,8 +210,8 @@ def device_keys(params: Sequence[SamplingParams], positions: Sequence[int], devi
 
 
 def pick(log_weights: Tensor, keys: Tensor) -> Tensor:
-    """Return the id that each row's Gumbel numbers pick, the lowest among equals: log-weights [R, V], keys [R, 4] ->
-    [R] int64.
+    """Return for each row the id with the largest log-weight + Gumbel number, the lowest among equals: log-weights [R,
+    V] -> [R] int64. keys: of the rows' Gumbel numbers, from `device_keys`, [R, 4].
     """
     num_rows, vocab_size = log_weights.shape
     step = max(1, MAX_NUMBERS // vocab_size)  # rows at once

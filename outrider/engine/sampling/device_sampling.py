@@ -64,10 +64,11 @@ def probabilities(log_probs: Tensor) -> Tensor:
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one id per row by the inverse CDF: weights [R, V] float64 >= 0, u [R] float64 in (0, 1) -> [R] int64.
+    """Draw one id per row by the inverse CDF: weights [R, V] float64 >= 0, u [R] float64 in (0, 1) -> ids [R] int64,
+    has_mass [R] bool.
 
-    Weights need not sum to 1, and drawn ids have positive weight. The second result, [R] bool, is whether a row's sum
-    is positive and finite; if not, its id is meaningless.
+    Weights need not sum to 1, and drawn ids have positive weight. has_mass is whether the sum of a row's weights is
+    positive and finite. If it is not, the row's id is meaningless.
     """
     cdf = weights.cumsum(dim=1)  # [R, V] float64
     total = cdf[:, -1]  # [R]
@@ -79,8 +80,8 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DraftDistributions(NamedTuple):
-    """R distributions from which a draft worker draws, and which it sends: whole rows, or the N entries that a cut
-    kept.
+    """R distributions from which a draft worker draws, and which it sends to the target. They have the whole
+    vocabulary, or the N entries that `cut` kept.
     """
 
     scores: Tensor
@@ -89,7 +90,9 @@ class DraftDistributions(NamedTuple):
     """Token ids of the entries, ascending, [R, N] int32; [R, 0] for whole rows, where entry i is id i and N = V."""
 
     def draw(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw one id per row, as `inverse_cdf` does: u [R] float64 in (0, 1) -> [R] int64, [R] bool."""
+        """Draw one id per row by the inverse CDF: u [R] float64 in (0, 1) -> ids [R] int64, has_mass [R] bool. A row
+        without positive finite mass has a meaningless id.
+        """
         places, has_mass = inverse_cdf(self.scores.double().exp(), u)
         if self.ids.shape[1]:
             places = self.ids.gather(1, places[:, None])[:, 0].long()
@@ -109,7 +112,7 @@ class DraftDistributions(NamedTuple):
 def cut(log_probs: Tensor, n: int | None) -> DraftDistributions:
     """Return the n most likely entries of each row of log-probs [R, V] float32, renormalised.
 
-    n: at least 1; None to keep the rows whole, as when n is V or more.
+    n: at least 1. If it is None, or V or more, the rows stay whole.
     """
     if n is None or n >= log_probs.shape[1]:
         return DraftDistributions(log_probs, log_probs.new_empty((len(log_probs), 0), dtype=torch.int32))

@@ -38,8 +38,8 @@ dropped stays in memory while a slot follows it."""
 MAX_TEXT_BYTES = 4 << 20
 """Maximum bytes of the texts of all kept grammars; a compiled grammar takes about ten times the bytes of its text."""
 MAX_FOLLOWED_TOKENS = 4096
-"""Number of output tokens, of all slots, after which a grammar is compiled anew for later slots. It keeps lexer states
-of earlier outputs below their limit: a costly expression adds 1 to 45 states per token. Compiling takes 1 to 5 ms."""
+"""Number of output tokens of all slots together, after which a grammar is compiled anew for later slots. This keeps the
+number of lexer states below its limit: a costly expression adds 1 to 45 states per token. Compiling takes 1 to 5 ms."""
 
 NO_TEXT = "\uffff"
 """Prefix given to the names of special tokens, so that no text contains them: U+FFFF is not a Unicode character."""
@@ -79,7 +79,9 @@ class Grammars:
             return found
 
     def compile(self, text: str) -> Grammar | None:
-        """Return the compiled grammar of a text; None if the request is to be served as if it had no grammar.
+        """Return the compiled grammar of a text, and keep it; a kept one is not compiled again. Return None if no
+        grammar can be followed with the tokenizer and `must_follow` is false: the request is then served as if it had
+        no grammar.
 
         Raises InvalidRequest, with the reason, for a text that cannot be followed.
         """
@@ -101,7 +103,7 @@ class Grammars:
         return matcher
 
     def forget(self, grammar: Grammar) -> None:
-        """Drop a grammar from those that are kept, so that its text is compiled anew for the next slot."""
+        """Drop a grammar from the kept ones, so that its text is compiled anew for the next slot."""
         with self._lock:
             if self._kept.get(grammar.text) is grammar:
                 self._drop(grammar.text)
@@ -179,8 +181,8 @@ def _drop_beyond(read: dict[str, Any], vocab_size: int) -> None:
 
 @dataclass(eq=False, slots=True)
 class Grammar:
-    """Compiled grammar, shared by all slots whose requests have its text. They share one lexer, on the engine
-    thread.
+    """Compiled grammar, shared by all slots whose requests have the same grammar text. The slots share its lexer, which
+    belongs to the engine thread.
     """
 
     grammars: Grammars
@@ -198,15 +200,17 @@ class Grammar:
         return self._start.deep_copy()
 
     def note_followed(self, num_tokens: int) -> None:
-        """Count output tokens. After MAX_FOLLOWED_TOKENS of them the grammar is retired, since its lexer may be nearly
-        full.
+        """Count output tokens that followed the grammar. After MAX_FOLLOWED_TOKENS of them its lexer may be nearly
+        full, and the grammar is dropped with `retire`.
         """
         self._num_followed += num_tokens
         if self._num_followed >= MAX_FOLLOWED_TOKENS:
             self.retire()
 
     def retire(self) -> None:
-        """Drop this compiled grammar, so that later slots compile its text anew. Slots that follow it now keep it."""
+        """Drop this compiled grammar from the kept ones, so that later slots compile its text anew. Slots that follow
+        it now keep it.
+        """
         self.grammars.forget(self)
 
 
@@ -218,15 +222,16 @@ class _Place:
     """Matcher at this place; None if the grammar does not allow the tokens before it, or cannot be followed further."""
     bits: MaskBits | None = None
     mask: Mask | None = None
-    """The mask from `bits`, once it was needed."""
+    """The mask of `bits` with one bool per id; None until somebody needs it."""
     failure: str | None = None
-    """Reason why the grammar cannot be followed further; None if it can."""
+    """Reason why the grammar cannot be followed beyond this place; None if it can."""
 
 
 class GrammarState:
-    """Grammar of one slot, followed up to the end of its output, and after draft tokens that follow the output.
+    """Grammar of one slot, followed through its output and through draft tokens after the output.
 
-    If the grammar cannot be followed further, it fails for the rest of the output, and is retired.
+    An error of the matcher, such as a limit that is reached, ends this for the rest of the output. The compiled grammar
+    is then dropped, so that later slots compile it anew.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -255,8 +260,8 @@ class GrammarState:
         self._forced = None
 
     def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
-        """Return which ids may follow these draft tokens, [V]; None if the grammar does not allow the draft tokens, or
-        fails.
+        """Return for each id whether it may follow the output and these draft tokens, [V]. Return None if the grammar
+        does not allow the draft tokens themselves, or cannot be followed further.
         """
         place = self._masked(draft_prefix)
         if place.mask is None and place.bits is not None:
@@ -265,17 +270,18 @@ class GrammarState:
         return place.mask
 
     def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
-        """Return the mask of `allowed` as bits, an eighth of the bytes to copy to a device; None as for `allowed`."""
+        """Return for each id whether it may follow the output and these draft tokens, with one bit per id. Return None
+        if the grammar does not allow the draft tokens themselves, or cannot be followed further.
+        """
         return self._masked(draft_prefix).bits
 
     def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
-        """Return why the grammar cannot be followed further after these draft tokens; None if it can."""
+        """Return why the grammar cannot be followed further after the output and these draft tokens; None if it can."""
         return self._masked(draft_prefix).failure
 
     def forced(self) -> list[int]:
-        """Return the ids that the grammar forces after the output.
-
-        They are used as draft tokens; which tokens are allowed is decided by the mask alone.
+        """Return the ids that the grammar forces after the output. They are proposed as draft tokens. Which ids may
+        follow is decided by `allowed` alone.
         """
         if self._forced is None:
             self._forced = []

@@ -46,7 +46,7 @@ class HostLogits:
         self._retokenize: Callable[[Scores], Scores] | None = None
 
     def convert(self, tell: Callable[[Scores], Scores]) -> HostLogits:
-        """Return the same rows, converted to the tokens of another model.
+        """Return logits with the same rows, which are converted to the vocabulary of another model when they are read.
 
         tell: function that converts a row [V] to that model's logits, -inf for tokens without a counterpart.
         """
@@ -82,8 +82,8 @@ class HostLogits:
         return best
 
     def ranked(self, index: int, row: LogitRow, num: int) -> tuple[list[int], list[float]]:
-        """Return the num best ids of row `index`, best first and the lowest first among equals, and their probabilities
-        at temperature 1. There are fewer if the others are banned. Raises NonFiniteLogits.
+        """Return the `num` best ids of row `index` and their probabilities at temperature 1. The best id comes first,
+        and the lowest first among equals. There are fewer ids if the others are banned. Raises NonFiniteLogits.
         """
         processed = self._processed(index, row)
         ids = exactly_best(processed, min(num, processed.size))
@@ -100,8 +100,8 @@ class HostLogits:
         return distribution_of(self._processed(index, row), row.state.params)
 
     def distribution_if_any(self, index: int, row: LogitRow) -> TokenDistribution | None:
-        """Return the distribution of row `index`. If rows were converted with `convert`, return None if all tokens that
-        have a logit are banned. Raises NonFiniteLogits.
+        """Return the distribution from which the token of row `index` is drawn. Return None if the rows were converted
+        with `convert` and all ids with a finite logit are banned. Raises NonFiniteLogits.
         """
         processed = self._processed(index, row)
         if self._retokenize is not None and processed.max() == -math.inf:

@@ -58,11 +58,11 @@ def host_uniforms(
 ) -> NDArray[np.float64]:
     """Return N uniform numbers in the open interval (0, 1), 53 bits each: all arguments [N] uint64 -> [N] float64.
 
-    The key is the seed, the counter is (round, position, purpose + 256 choice, candidate). choices: in [0, 2^24).
-    positions: index of the token in the sequence, in [0, 2^32). rounds: committed length of the round, in [0, 2^32); a
-    rule may use the number of a position and leave the position to the next round, which then needs another number.
-    candidates: number of a draft token among several for a position, in [0, 2^32). Purposes, rounds and candidates may
-    be single values for all.
+    The key is the seed, the counter is (round, position, purpose + 256 choice, candidate). choices: which of the
+    request's `n` outputs it is, in [0, 2^24). positions: index of the token in the sequence, in [0, 2^32). rounds:
+    number of committed tokens at which the round began, in [0, 2^32). Numbers of two rounds differ, since a rule may
+    use the number of a position and leave the position to the next round. candidates: number of a draft token among
+    several for a position, in [0, 2^32). Purposes, rounds and candidates may be single values for all.
     """
     counter = np.zeros((4, seeds.size), dtype=np.uint64)  # [4, N]
     counter[0] = rounds
@@ -75,7 +75,7 @@ def host_uniforms(
 
 
 def unit_doubles(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return a number in (0, 1) made of 53 bits of two words below 2^32: [N], [N] -> [N] float64."""
+    """Return a number in (0, 1) made of 53 bits of two words, each below 2^32: high [N], low [N] -> [N] float64."""
     bits = high << np.uint64(21) | low >> np.uint64(11)
     # Exact: 53 bits fit a double. 0 becomes 2^-54, so that 0 < u < 1 and a probability of 0 or 1 is always honoured.
     return np.maximum(bits.astype(np.float64), 0.5) * 2.0**-53
@@ -114,7 +114,9 @@ def host_slot_uniforms(
 ) -> NDArray[np.float64]:
     """Return a uniform number for each of P purposes and N slots, [P, N] float64 in (0, 1).
 
-    params, positions: of each slot, [N]. rounds: committed lengths, [N]. candidates: [N]; None for 0.
+    params, positions: request's parameters and token position of each slot, [N]. rounds: number of committed tokens at
+    which each slot's round began, [N]. candidates: number of the draft token among several for the position, [N]; None
+    = 0 for all.
 
     Make one call for all slots: it costs some 70 small operations of NumPy, however many numbers there are. If the
     native library is loaded, up to FEW numbers are made one by one, which saves a tenth of a draft's step of one token.

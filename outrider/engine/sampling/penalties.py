@@ -45,8 +45,8 @@ class NonFiniteLogits(WorkerFault):
 
 
 class SamplingState:
-    """Penalties, bans and grammar of one slot after its committed output. The output is stored only if one of them
-    needs it.
+    """Penalties, bans and grammar of one slot after its committed output. The output is stored only if the penalties or
+    bans depend on it.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class SamplingState:
             self._grammar = GrammarState(grammar)
         has_bans = bool(params.bad_words or self._early_banned)
         self.plain = self._columns is None and self._grammar is None and not has_bans
-        """Whether the request never changes logits."""
+        """Whether the request has no penalty, bias, ban or grammar, so that its logits are never changed."""
 
     @property
     def num_output(self) -> int:
-        """Number of committed output tokens, as `set_output` last received them."""
+        """Number of committed output tokens at the last call of `set_output`."""
         return self._num_output
 
     def set_output(self, ids: Sequence[int]) -> None:
@@ -120,7 +120,8 @@ class SamplingState:
         return self._columns.after(draft_prefix)
 
     def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
-        """Return which ids the grammar allows at the position after `draft_prefix`, [V]; None if all are allowed.
+        """Return for each id whether the grammar allows it at the position after `draft_prefix`, [V]; None if all are
+        allowed.
 
         It is also None if the grammar does not allow `draft_prefix` itself: the last token of the prefix has
         probability 0, so no decision depends on the position after it.
@@ -130,13 +131,17 @@ class SamplingState:
         return self._grammar.allowed(draft_prefix)
 
     def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
-        """Return the mask of `allowed` with one bit per id; None as for `allowed`."""
+        """Return for each id whether the grammar allows it at the position after `draft_prefix`, with one bit per id.
+        Return None if all are allowed, or if the grammar does not allow `draft_prefix` itself.
+        """
         if self._grammar is None:
             return None
         return self._grammar.allowed_bits(draft_prefix)
 
     def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
-        """Return why the grammar cannot be followed beyond `draft_prefix`; None if it can."""
+        """Return why the grammar cannot be followed beyond `draft_prefix`; None if it can, or if there is no
+        grammar.
+        """
         if self._grammar is None:
             return None
         return self._grammar.failure(draft_prefix)
@@ -187,7 +192,9 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """What a row of logits belongs to: the slot's sampling state, and the position by the draft tokens before it."""
+    """Slot and position to which a row of logits belongs. The position is given by the draft tokens between the
+    committed tokens and the row.
+    """
 
     state: SamplingState
     draft_prefix: tuple[int, ...] = ()
@@ -257,11 +264,12 @@ def _is_clear(bits: Tensor, num_ids: int) -> Tensor:
 
 
 def process_row(logits: Scores, row: LogitRow, ids: Ids | None = None, vocab_size: int | None = None) -> Scores:
-    """Return one row's logits on the host after its grammar, penalties, biases and bans: [N] float32 -> [N] float32.
+    """Return one row's logits on the host after its grammar, penalties, biases and bans: [N] float32 -> [N] float32,
+    -inf where banned.
 
-    ids: token ids of the logits, ascending, [N]; None if the row has all ids. With ids the result may be -inf
-    everywhere. If nothing changes, the same array is returned. vocab_size: number of ids of the vocabulary; by default
-    the number of logits.
+    ids: token ids of the logits, ascending, [N]; None if the row has all ids. With ids, all logits may become -inf. If
+    nothing changes, the same array is returned. vocab_size: number of ids of the vocabulary; by default the number of
+    logits.
     """
     if row.state.plain:
         return logits

@@ -15,8 +15,8 @@ from torch import Tensor
 from outrider.engine.host_copy import to_device
 
 Reported = tuple[float, tuple[int, ...], tuple[float, ...]]
-"""(log-prob of the token, the best ids, their log-probs), in nats. The likeliest id comes first, and the lowest first
-among equals."""
+"""Log-probs that an answer reports for one token: (log-prob of the token, ids of the likeliest tokens, their
+log-probs), in nats. The likeliest id comes first, and the lowest first among equals."""
 
 
 def reported(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> list[Reported]:
@@ -28,9 +28,11 @@ def reported(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> lis
 
 
 def pack_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> Tensor:
-    """Return log-probs and rank of one token per row as a tensor for `unpack_ranks`, [R, 3 + 2 num_best] float64.
+    """Return log-probs and rank of one token per row as a tensor [R, 3 + 2 num_best] float64, from which `unpack_ranks`
+    reads them after the copy to the host.
 
-    raw_logits: [R, V] float32, on any device. token_ids: the tokens, [R]. num_best: number of best ids per row.
+    raw_logits: [R, V] float32, on any device. token_ids: the tokens, [R]. num_best: number of likeliest ids per row
+    that are reported, too.
     """
     chosen = to_device(np.array(token_ids, dtype=np.int64), raw_logits.device)  # [R]
     ranks = 1 + (raw_logits > raw_logits.gather(1, chosen[:, None])).sum(dim=1)  # [R]
@@ -39,8 +41,8 @@ def pack_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> T
 
 
 def unpack_ranks(values: NDArray[np.float64], num_best: int) -> list[tuple[Reported, int]] | None:
-    """Return log-probs and rank (1 = likeliest) of each token from rows of `pack_ranks`; None if any logits were not
-    finite.
+    """Return log-probs and rank (1 = likeliest) of each token from the rows that `pack_ranks` made; None if any logits
+    were not finite.
     """
     if not values[:, 0].all():
         return None
@@ -48,9 +50,11 @@ def unpack_ranks(values: NDArray[np.float64], num_best: int) -> list[tuple[Repor
 
 
 def pack(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:
-    """Return the log-probs to report for one token per row as a tensor for `unpack`, [R, 1 + 2 num_best] float64.
+    """Return the log-probs to report for one token per row as a tensor [R, 1 + 2 num_best] float64, from which `unpack`
+    reads them after the copy to the host.
 
-    raw_logits: [R, V] float32. chosen: the tokens, [R] int64. num_best: number of best ids per row, 0 to V.
+    raw_logits: [R, V] float32. chosen: the tokens, [R] int64. num_best: number of likeliest ids per row that are
+    reported, too, 0 to V.
     """
     log_mass = raw_logits.logsumexp(dim=1, keepdim=True).double()  # [R, 1]
     ids = raw_logits.topk(num_best, dim=1).indices.sort(dim=1).values  # [R, num_best]
@@ -61,7 +65,9 @@ def pack(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:
 
 
 def unpack(values: NDArray[np.float64], num_best: int) -> list[Reported]:
-    """Return the log-probs in rows of `pack`, which may have been packed with a larger num_best."""
+    """Return the log-probs of each token from the rows that `pack` made. num_best: number of likeliest ids to return
+    for each token; at most the number with which they were packed.
+    """
     ids_from = 1 + values.shape[1] // 2
     best = values[:, 1 : 1 + num_best].tolist()
     ids = values[:, ids_from : ids_from + num_best].astype(int).tolist()

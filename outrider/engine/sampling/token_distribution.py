@@ -146,11 +146,11 @@ class EmptyDistribution(ValueError):
 
 @dataclass(frozen=True)
 class TokenDistribution:
-    """Distribution over token ids, with N entries: those of `ids`, or the whole vocabulary if `ids` is None."""
+    """Distribution over token ids. It has N entries: the ids in `ids`, or the whole vocabulary if `ids` is None."""
 
     vocab_size: int
     scores: Scores
-    """Logarithms of the probabilities up to a constant, [N] float32. None is far above 0; -inf for no mass."""
+    """Logarithms of the probabilities up to a constant, [N] float32; -inf for no mass. No score is far above 0."""
     ids: Ids | None = None
     """Token ids of the entries, ascending, [N] int64; None if entry i is id i and N = vocab_size."""
 
@@ -215,7 +215,9 @@ class TokenDistribution:
         return None
 
     def without(self, token_id: int) -> TokenDistribution:
-        """Return the distribution without one id, not normalised. The next sibling of that id is drawn from it."""
+        """Return the distribution without one id, not normalised. In sampling without replacement, the next sibling of
+        that id is drawn from it.
+        """
         place = self.index_of(token_id)
         if place is None:
             return self
@@ -224,8 +226,8 @@ class TokenDistribution:
         return TokenDistribution(self.vocab_size, scores, self.ids)
 
     def normalised(self) -> TokenDistribution:
-        """Return the distribution with log-probs as scores. Rounding changes it slightly, so call it before a draw,
-        never after.
+        """Return the distribution with log-probs as scores. Rounding changes it slightly. So call it before a draw,
+        never after: a token must be verified with the distribution from which it was drawn.
         """
         mass = float(np.exp(self.scores).sum())  # float32 is enough, since probabilities are divided by their own sum
         return TokenDistribution(self.vocab_size, self.scores - np.float32(math.log(mass)), self.ids)
@@ -253,7 +255,7 @@ def one_hot(token_id: int, vocab_size: int) -> TokenDistribution:
 def truncate_topk(distribution: TokenDistribution, n: int) -> TokenDistribution:
     """Return the distribution cut to its n most likely ids, not normalised. Raises ValueError if n is below 1.
 
-    Call it before a draw, never after.
+    Call it before a draw, never after: a token must be verified with the distribution from which it was drawn.
     """
     if n < 1:
         raise ValueError(f"n is {n}, must be at least 1")
@@ -270,8 +272,8 @@ def truncate_topk(distribution: TokenDistribution, n: int) -> TokenDistribution:
 
 
 def draw_index(weights: Weights, u: float) -> int:
-    """Draw an index, which has mass, by the inverse CDF of weights [N] float64 >= 0, which need not sum to 1. u: in (0,
-    1). Raises EmptyDistribution.
+    """Draw an index with mass by the inverse CDF of weights [N] float64 >= 0, which need not sum to 1. u: uniform
+    number in (0, 1). Raises EmptyDistribution.
 
         weights (2, 1, 1), u 0.6: the CDF is (2, 3, 4), and 0.6 * 4 = 2.4 falls to index 1
     """

@@ -21,8 +21,8 @@ MASS_TOLERANCE = 1e-3
 
 
 def encode_distributions(distributions: Sequence[TokenDistribution], *, prefer_sparse: bool) -> Rows:
-    """Return distributions, whose scores must be log-probs, as rows of bytes: in the smaller of two forms, or sparse if
-    that is preferred.
+    """Return distributions as rows of bytes. Their scores must be log-probs. The rows are dense (V log-probs) or sparse
+    (ids with their log-probs), whichever is smaller; with `prefer_sparse` they are always sparse.
 
     A sparse entry has 8 bytes and a dense one 4, so sparse rows are smaller below half the vocabulary.
     """
@@ -72,7 +72,9 @@ def decode_distributions(rows: Rows, vocab_size: int, drafted: Sequence[Sequence
 
 
 def decode_distribution(rows: Rows, index: int, vocab_size: int, drafted: Sequence[int]) -> TokenDistribution:
-    """Return the distribution of row `index`, as `decode_distributions` does. Raises BadTensor."""
+    """Return the distribution of row `index` of `rows`, after checking it. drafted: the ids that were drawn from it.
+    Raises BadTensor for the reasons that `decode_distributions` names.
+    """
     return decode_distributions(_row(rows, index, vocab_size), vocab_size, [drafted])[0]
 
 
@@ -87,11 +89,10 @@ def _row(rows: Rows, index: int, vocab_size: int) -> Rows:
 def scatter(
     distributions: Sequence[tuple[int, TokenDistribution]], num_rows: int, vocab_size: int, device: torch.device
 ) -> Tensor:
-    """Return the scores of distributions as a tensor on `device`, each in its row: [num_rows, V] float32, -inf
-    elsewhere.
+    """Return the scores of distributions as a tensor on `device`: [num_rows, V] float32, -inf elsewhere.
 
-    distributions: (row, distribution) of each. Only the entries of sparse distributions are copied to the device, a
-    thousandth of the bytes of whole rows.
+    distributions: each distribution with the row of the tensor into which it is written. Only the entries of sparse
+    distributions are copied to the device, a thousandth of the bytes of whole rows.
     """
     cells = list[Ids]()  # places of sparse entries in the flat result
     sparse_scores = list[Scores]()

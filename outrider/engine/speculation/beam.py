@@ -25,8 +25,8 @@ from outrider.wire.requests.params import MAX_CHOICES, BeamParams, SamplingParam
 from outrider.wire.requests.speculation import Speculation
 
 DRAFT_BEAMS = 4
-"""Number of beams that a draft worker grows per live beam. Measured with about 32 draft tokens and the demo pair, at 2,
-3 and 4 of them: 1.6, 1.8 and 1.9 levels decided per step for 4 live beams, and 1.3, 1.4 and 1.5 for 8."""
+"""Number of beams that a draft worker grows per live beam. With 2, 3 and 4 of them (about 32 draft tokens, demo pair) a
+step decided 1.6, 1.8 and 1.9 levels for 4 live beams, and 1.3, 1.4 and 1.5 for 8."""
 
 Entry = tuple[int, int, float]
 """Continuation of a beam: (index of the continued beam, id of the new token, sum of log-probs including it, in
@@ -35,17 +35,19 @@ nats)."""
 
 @dataclass(frozen=True, slots=True)
 class BeamLevel:
-    """What one step of a beam search decides, best first."""
+    """Result of one level of a beam search: the continuations that stay live and those that end. Both are in order, the
+    best first.
+    """
 
     active: tuple[Entry, ...]
-    """Continuations that stay live; empty at max_tokens."""
+    """Continuations that stay live; empty once outputs have max_tokens tokens."""
     ended: tuple[Entry, ...]
     """Continuations that end; they are hypotheses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Output of a beam search."""
+    """Output that a beam search has found."""
 
     ids: tuple[int, ...]
     """Token ids after the prompt, including a stop id."""
@@ -72,8 +74,8 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Number of best continuations per live beam that `choose` needs: all stop ids may be among them, and all
-        `width` beams may continue one beam.
+        """Number of best continuations per live beam that `choose` needs. It is large enough even if all stop ids are
+        among them, and if all `width` beams continue the same beam.
         """
         return self._params.width + len(self._stop_ids)
 

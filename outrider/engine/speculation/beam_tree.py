@@ -14,7 +14,9 @@ from outrider.engine.speculation.draft_tree import ROOT, CachedTree
 
 
 class BeamTree(CachedTree):
-    """Tree of one beam search. At first there is one beam, the prompt. ROOT is the last settled token."""
+    """Tree of the live beams of one search. At first there is one beam, the prompt. ROOT is the last settled token,
+    i.e. the last one that all live beams share.
+    """
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         super().__init__()
@@ -24,12 +26,13 @@ class BeamTree(CachedTree):
         """Node of the last token of each live beam, best first; [ROOT] while the only beam has no tokens after the
         root."""
         self.active_at: dict[int, Sequence[int | None]] = {self.length: [ROOT]}
-        """Earlier values of `active` and the present one, by the length of the beams then, in tokens. Settled lengths
-        are left out. An entry is None if no present live beam continues that beam."""
+        """active_at[length][b]: node of the last token of live beam b at the time when beams had `length` tokens; None
+        if no live beam continues that beam any more. The present beams are included. Lengths of settled tokens are left
+        out."""
 
     @property
     def active_depth(self) -> int:
-        """Number of tokens of each live beam after the settled ones."""
+        """Number of tokens of each live beam after the tokens that all live beams share."""
         return self.depth(self.active[0])
 
     @property
@@ -38,8 +41,8 @@ class BeamTree(CachedTree):
         return self.num_settled + self.active_depth
 
     def advance(self, levels: Sequence[BeamLevel]) -> Sequence[int]:
-        """Advance to the live beams after these levels, and return the ids that become settled. No level's `active` is
-        empty.
+        """Advance to the live beams after these levels. Return the ids that become settled, i.e. the tokens that all
+        live beams now share. Each level must have a non-empty `active`.
 
             live [a, b] with children c, d of a; a level continues a with c and with d: a is settled, live is [c, d]
         """
@@ -101,12 +104,13 @@ class BeamTree(CachedTree):
         return [node for node, depth in enumerate(self.depths) if depth > active_depth]
 
     def unfed(self, nodes: Sequence[int]) -> list[int]:
-        """Return those of the given nodes that are not in the cache, without ROOT."""
+        """Return those of the given nodes that are not in the cache. ROOT is left out."""
         fed = {ROOT, *self.fed}
         return [node for node in nodes if node not in fed]
 
     def parents_of(self, new: Sequence[int], root_at: int) -> list[int]:
-        """Return the parents of the fed nodes and then of the nodes `new`, as indices among the tokens of a row.
+        """Return the parents of the nodes in the cache and then of the nodes `new`, as indices among the tokens of a
+        row that feeds `new`.
 
         root_at: index of the root in the row; the nodes follow it in this order.
 

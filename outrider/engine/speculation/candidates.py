@@ -15,7 +15,8 @@ from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.transport.codec import Rows
 
 EncodedDistribution = tuple[Rows, int]
-"""Distribution as it was delivered: (distributions of one message, index of this one among them)."""
+"""Distribution that was delivered and is not decoded yet: (distributions of one message, index of this one among
+them)."""
 Distribution = TokenDistribution | EncodedDistribution
 Source = TypeVar("Source")
 
@@ -29,17 +30,18 @@ class CandidateTree:
     distributions: Sequence[Distribution | None]
     """For each node, the distribution that it was sampled from, [N]; None for a deterministic node."""
     prob: float
-    """Acceptance probability of the drafter's first draft token after any accepted node."""
+    """Probability that the drafter's first draft token after an accepted node is accepted."""
     max_len: int = 0
-    """Maximum number of tokens that the sampled chain could have had; 0 for a tree of a requested shape."""
+    """Maximum number of tokens that a sampled chain could have had; the chain itself may be shorter. 0 if only tokens
+    that exist count for the budget, as in a tree of a requested shape."""
 
     def budget_items(self, index: int = 0, factor: float = 1.0) -> list[BudgetItem]:
-        """Return one offer for each node, in order.
+        """Return one item for each node, in order, from which the budget of the step takes the first ones.
 
         index: index of this tree among those of the step. factor: multiplies all acceptance probabilities.
 
         The length of a sampled chain may depend on its tokens, and no sampled token may influence what is verified. So
-        a sampled chain has as many offers as it could have had tokens; offers after its end have no node.
+        a sampled chain has `max_len` items, as if it had its maximum length. Items after its end have no node.
 
             sampled chain of 2 tokens, max_len 4, probs 0.6 and 0.36, prob 0.6: 0.6, 0.36, 0.216 and 0.13 (no nodes)
         """
@@ -54,26 +56,26 @@ class CandidateTree:
 
 
 class BudgetItem(NamedTuple):
-    """Draft token that the budget takes or leaves."""
+    """Draft token that may be verified in a step, if the step's budget of rows has room for it."""
 
     prob: float
     """Acceptance probability of the token."""
     nodes: tuple[tuple[int, int], ...]
-    """For each drafter that proposes the token: (index of its candidate tree, node in that tree). Empty after the end
-    of a sampled chain."""
+    """For each drafter that proposes the token: (index of its candidate tree, node in that tree). Empty for an item
+    after the end of a sampled chain."""
 
 
 class MergedTree(NamedTuple):
-    """Draft tree of the offers that the budget took, of one or several drafters."""
+    """Draft tree of the budget items that were taken, of one or several drafters."""
 
     tree: DraftTree
     nodes: Sequence[Mapping[int, int]]
-    """For each candidate tree: its nodes, each with the node of the merged tree that it became. Nodes of two drafters
+    """nodes[i] maps each node of candidate tree i that was taken to its node in the merged tree. Nodes of two drafters
     may become one."""
 
 
 def join(candidates: Sequence[CandidateTree], budget_items: Sequence[BudgetItem]) -> MergedTree:
-    """Return one draft tree of the offers that were taken. Among the offers, parents come before their children.
+    """Return one draft tree of the budget items that were taken. Among them, parents come before their children.
 
     chains [a, b] and [a, c] of two drafters: parents [-1, 0, 0], ids [a, b, c], nodes [{0: 0, 1: 1}, {0: 0, 1: 2}]
     """
@@ -95,13 +97,13 @@ def join(candidates: Sequence[CandidateTree], budget_items: Sequence[BudgetItem]
 def outcomes(
     tree: DraftTree, ranks: Mapping[Source, Mapping[int, int]], path: Sequence[int], *, is_determined: bool
 ) -> Iterator[tuple[Source, int | None]]:
-    """Yield, for each accepted node and each drafter that was tested after it, (drafter, rank of its accepted child or
-    None). ROOT counts as accepted.
+    """Yield (drafter, rank) for each node that was accepted, ROOT included, and each drafter whose children of that
+    node were tested. rank: rank of the drafter's child that was accepted; None if none of its children was.
 
-    ranks: by drafter, in the order of the tests, its nodes of the tree with their ranks. path: the accepted nodes.
-    is_determined: whether draft tokens are accepted by matching. A drafter was not tested after a node where an earlier
-    drafter had proposed the accepted child; if tokens are accepted by matching, only an earlier drafter's likeliest
-    child counts.
+    ranks: for each drafter, in the order of the tests, its nodes of the tree with their ranks. path: the accepted
+    nodes. is_determined: whether draft tokens are accepted by matching the target's choice. If an earlier drafter
+    proposed the accepted child, the tests ended there, and later drafters are left out. If tokens are accepted by
+    matching, this holds only if the child is the earlier drafter's likeliest one.
 
         A proposes child 0 and B child 1, path [1]: (A, None), (B, 0). With path [0]: (A, 0) alone
     """

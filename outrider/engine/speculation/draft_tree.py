@@ -32,8 +32,8 @@ def remap(column: Mapping[int, T], new_index: Mapping[int, int]) -> dict[int, T]
 
 
 class DraftTree:
-    """Draft tree of N nodes, to which nodes are added. `reroot` renumbers nodes and returns their new indices, by which
-    values that are kept by node have to move.
+    """Draft tree of N nodes, to which nodes are added. `reroot` renumbers the nodes. It returns their new indices, with
+    which callers renumber the values that they keep by node (`remap`).
     """
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class DraftTree:
         return len(self.ids)
 
     def add(self, parent: int, token_id: int, rank: int | None = None, prob: float = 1.0) -> int:
-        """Add a child to a node or ROOT, and return the child's index. rank: by default the number of its siblings so
-        far. prob: probability that the child and all its ancestors are accepted.
+        """Add a child to a node or ROOT, and return the child's index. rank: rank among its siblings; by default the
+        number of siblings that it has so far. prob: probability that the child and all its ancestors are accepted.
         """
         siblings = self._children.setdefault(parent, [])
         if rank is None:
@@ -180,8 +180,8 @@ class CachedTree(DraftTree):
         self.is_root_fed = False
         """Whether the last committed token lies in the cache."""
         self.fed: list[int] = []
-        """Nodes in the cache, in the order in which they were fed. Until `keep` is called, ROOT stands for a node that
-        was committed meanwhile, and GONE for one that was dropped."""
+        """Nodes in the cache, in the order in which they were fed. If nodes have been committed or dropped since, ROOT
+        stands for each committed one and GONE for each dropped one, until `keep` is called."""
 
     def feed(self, node: int) -> None:
         """Record that a node or ROOT was fed, and lies in the cache after all nodes that were fed before."""
@@ -200,10 +200,10 @@ class CachedTree(DraftTree):
         return new_index
 
     def keep(self, nodes: Iterable[int]) -> list[int]:
-        """Drop all nodes from `fed` but the given ones. Return the indices in `fed` of the tokens that stay in the
-        cache, ascending.
+        """Drop all nodes from `fed` but the given ones. Return the indices, in the previous `fed`, of the tokens that
+        stay in the cache, ascending.
 
-        Nodes that were committed meanwhile stay in the cache, too, but leave `fed`; they come first.
+        Nodes that were committed since they were fed stay in the cache, too, but leave `fed`; they come first.
 
             fed [ROOT, 0, GONE, 1], keep([1]): returns [0, 3], and fed is [1]
         """

@@ -40,13 +40,13 @@ NUM_LIKELY = 64
 an id outside them is a hundredth or less."""
 
 NextDistribution = Callable[[LogitRow], TokenDistribution | None]
-"""Function that returns the distribution of the token after a row's draft prefix; None if nothing is known to follow.
-From call to call the prefix grows."""
+"""Function that returns the distribution of the token after a row's draft prefix; None if the drafter knows nothing
+that follows. It is called along one chain: each call has one more token in the prefix."""
 
 
 def grow(distributions: Sequence[NodeDistribution]) -> dict[Growth, str]:
-    """Make the children of nodes from their distributions. Return the trees whose logits are NaN or infinite, with the
-    error of each.
+    """Add children (draft tokens) to nodes, from the distributions after them. Return the trees whose logits are NaN or
+    infinite, with the error of each.
     """
     failed = dict[Growth, str]()
     trees = set[Growth]()
@@ -85,7 +85,7 @@ def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
 
 
 def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
-    """Make the children of one node of `tree` from its distribution. Raises NonFiniteLogits.
+    """Add children (draft tokens) to one node of `tree`, from the distribution after it. Raises NonFiniteLogits.
 
     numbers: uniform numbers, one for each child that is drawn.
     """
@@ -170,11 +170,11 @@ def propose_chain(
     *,
     is_counted: bool = False,
 ) -> CandidateTree:
-    """Return a chain of at most max_tokens draft tokens for a slot of the target. It ends early if no distribution
-    follows.
+    """Return a chain of at most max_tokens draft tokens for a slot of the target. It ends early where
+    `next_distribution` returns None.
 
-    next_distribution: function that returns the distribution of each next token. is_counted: whether distributions come
-    from a table, so that one with a single token makes a deterministic draft token.
+    next_distribution: function that returns the distribution of each next token. is_counted: whether the distributions
+    are counts of a table. Then a distribution with a single token makes a deterministic draft token.
     """
     params = slot.params
     tree = DraftTree()
@@ -210,8 +210,8 @@ def propose_chain(
 def propose_by_logits(
     slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int, logits: HostLogits | None
 ) -> CandidateTree:
-    """Return a chain of at most max_tokens draft tokens, whose token j is proposed by row j of `logits` [K, V],
-    whatever the earlier tokens are.
+    """Return a chain of at most max_tokens draft tokens. Token j is proposed by row j of `logits` [K, V], whatever the
+    tokens before it are.
 
     The chain is empty if `logits` is None.
     """

@@ -20,7 +20,9 @@ from outrider.engine.worker.slots import Slot
 
 
 class TableDrafter(TargetDrafter):
-    """Drafter in the target that proposes a chain by the counts of a table after the slot's tokens."""
+    """Drafter in the target that proposes a chain from a table: counts of the tokens that followed the slot's last
+    tokens elsewhere, or the request's prediction.
+    """
 
     def __init__(self, table: SequenceDrafter | None, vocab_size: int) -> None:
         """Create the drafter. table: table for all slots; None if each slot drafts from its request's prediction."""

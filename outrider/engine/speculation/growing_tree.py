@@ -30,8 +30,8 @@ from outrider.engine.worker.jobs import JobError
 
 
 class GrowingTree(Growth):
-    """Draft tree that grows in one slot. The grower feeds the nodes of `candidates`, and calls `commit_decided` when
-    tokens are committed.
+    """Draft tree that grows in one slot of a draft worker. The worker feeds the nodes that `candidates` returns, and
+    calls `commit_decided` when the target has committed tokens.
     """
 
     def __init__(self, setup: GrowthSetup) -> None:
@@ -44,8 +44,9 @@ class GrowingTree(Growth):
             setup.speculation, setup.slot.params, setup.acceptance, drafter.supports_trees, drafter.is_block_drafter
         )
         self.segments: dict[int, tuple[int, Place]] = {}
-        """Under `rejection`: the segment to which the tokens drawn after a node or ROOT belong, by node. It is given by
-        the committed length at which it begins and the ranks from there to the node."""
+        """Under `rejection`: segments[node] is (start, ranks) for the tokens that are drawn after a node or ROOT. A
+        segment is a run of drawn tokens whose random numbers are keyed by the committed length `start` at which it
+        begins. ranks: ranks of the nodes on the path from its beginning to this node."""
         self._is_determined = setup.slot.params.is_deterministic
         self.restart()
 
@@ -53,7 +54,7 @@ class GrowingTree(Growth):
         super().__init__()  # without nodes; the tokens that are drawn after ROOT stay in its segment
         self.segments = remap(self.segments, {ROOT: ROOT})
         self.ranked: dict[int, list[int]] = {}
-        """By node or ROOT: further ids that may follow it, best first, for which there are no nodes yet. They become
+        """For each node and ROOT: further ids that may follow it, best first, which are not nodes yet. They become
         nodes as the root comes nearer, since likelier nodes have more children."""
         self._reset_candidates()
 
@@ -94,8 +95,8 @@ class GrowingTree(Growth):
         return [(-cost, node) for cost, node in self._candidates[:num]]
 
     def prob_ahead(self, node: int, num_ahead: int) -> float | None:
-        """Return the acceptance probability of a descendant of a node: the one reached over num_ahead first children.
-        None if that descendant would not be fed.
+        """Return the acceptance probability of the descendant that is reached from `node` by going to the first child
+        `num_ahead` times, whether it exists yet or not. Return None if that descendant would not be fed.
         """
         if not self._may_follow(node, num_ahead):
             return None
@@ -190,8 +191,8 @@ class GrowingTree(Growth):
         return child
 
     def add_ranked(self, parent: int, ids: Sequence[int]) -> None:
-        """Store further ids that may follow a node, best first, and make children of as many of them as it should have
-        now.
+        """Store further ids that may follow a node, best first. Make children of the first of them: as many as the
+        limits of the tree allow now.
         """
         self.ranked[parent] = list(ids)
         self._fill(parent)
@@ -210,8 +211,8 @@ class GrowingTree(Growth):
         del ranked[:num_missing]
 
     def finish_step(self) -> None:
-        """If no required node is left to grow, record once that the tree is complete: it may have fewer nodes than the
-        request fixes.
+        """Note once that the tree is complete, if the request fixes its shape and no more nodes have to grow. Otherwise
+        the target would wait for nodes that cannot come: the tree may have fewer than the request fixes.
         """
         if self.plan.places and not self._named and not self.is_end_known:
             self.is_end_known = True

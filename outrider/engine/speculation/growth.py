@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from outrider.engine.speculation.node_drafter import NodeDistribution, NodeDrafter
 
 NumberKey = tuple[SamplingParams, int, int, int]
-"""Key of a uniform number: (request's parameters, committed length at which its segment begins, position,
-candidate)."""
+"""Key of a uniform number: (request's parameters, start, position, candidate). start: committed length at which the run
+of draft tokens begins that is drawn with these numbers. candidate: number of the draft token among several for the
+position."""
 CheckCommit = Callable[[BareSlot, int, Sequence[int]], JobError | None]
 """Function (slot, base_len, ids) that returns the error if the slot's tokens cannot become committed[:base_len] + ids;
 None if they can."""
@@ -43,7 +44,7 @@ class GrowthSetup:
     acceptance: SlotAcceptance
     drafter: NodeDrafter[Any]
     topk: int | None
-    """Number of likeliest ids to which distributions are cut; None to keep them whole."""
+    """Number of likeliest ids to which distributions are cut before a draw; None to keep them whole."""
     max_fed: int
     """Maximum number of nodes in the cache, not counting those that the request fixes."""
     eos_token_ids: Sequence[int]
@@ -52,11 +53,11 @@ class GrowthSetup:
 class Growth(CachedTree, ABC):
     """Draft tokens that grow under the committed tokens of a slot.
 
-    The gateway's Advance commits positions: token ids, or levels of a beam search.
+    The gateway's Advance message tells what the target decided: token ids or, in a beam search, levels.
     """
 
     topk: int | None = None
-    """Number of likeliest ids to which distributions are cut; None to keep them whole."""
+    """Number of likeliest ids to which distributions are cut before a draw; None to keep them whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,14 +66,16 @@ class Growth(CachedTree, ABC):
         self.distributions: dict[int, TokenDistribution] = {}
         """By sampled node: the distribution that it was drawn from."""
         self.carries: dict[int, Tensor] = {}
-        """With a head: its output [width] after each fed node and ROOT."""
+        """If the drafter is a head: the hidden states [width] that it returned after each node and ROOT in the cache.
+        They are its input for the next token."""
         self.unsent: list[int] = []
-        """New nodes that have not been sent, parents before their children. The sender empties it."""
+        """New nodes that have not been sent to the target, parents before their children. The sender empties the
+        list."""
         self.ended: list[int] = []
-        """Nodes, or ROOT, after which no more draft tokens will come, that have not been sent yet. The sender empties
-        it."""
+        """Nodes, or ROOT, after which no more draft tokens will come, and of which the target has not been told yet.
+        The sender empties the list."""
         self.is_end_known = False
-        """Whether it has been recorded for the target that all draft tokens for which it waits are grown."""
+        """Whether the end of growth was noted in `ended`, so that the target stops waiting for draft tokens."""
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         new_index = super().reroot(node, dropped)
@@ -86,7 +89,7 @@ class Growth(CachedTree, ABC):
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
-        """Return the reason why a drafter cannot draft for slots of this kind; None if it can.
+        """Return the reason why a drafter cannot grow draft tokens of this class; None if it can.
 
         is_translated: whether the draft has another tokenizer than the target.
         """
@@ -94,7 +97,7 @@ class Growth(CachedTree, ABC):
 
     @classmethod
     def acceptance_key(cls, params: SamplingParams) -> object:
-        """Return a key for these parameters. Slots with equal keys share acceptance probabilities."""
+        """Return a key of these parameters. Slots with equal keys share acceptance probabilities."""
         return params.greedy, params.is_deterministic
 
     @property
@@ -104,15 +107,15 @@ class Growth(CachedTree, ABC):
 
     @property
     def known_len(self) -> int:
-        """Number of positions that are decided. In a beam search it exceeds committed_len while the live beams
-        differ.
+        """Number of token positions that the target has decided. In a beam search it exceeds committed_len while the
+        live beams differ.
         """
         return self.committed_len
 
     @property
     def roots(self) -> Mapping[int, int]:
-        """Nodes that the target has without a delivery, each with the number that stands for it among a delivery's
-        parents.
+        """Nodes that the target has without a delivery: ROOT, or the last tokens of the live beams of a beam search.
+        Each maps to the number that stands for it in `Delivery.parents`.
         """
         return {ROOT: ROOT}
 
@@ -143,24 +146,27 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def finish_step(self) -> None:
-        """Finish a step, after all its nodes were extended."""
+        """Do what is due once all nodes of a step have been extended."""
 
     @abstractmethod
     def check(self, base_len: int, decided: Sequence[Any], check_commit: CheckCommit) -> JobError | None:
-        """Return the error if the tokens or levels cannot be committed from base_len on; None if they can.
+        """Return the error if the tokens or levels cannot be committed after the first base_len positions; None if they
+        can.
 
         decided: token ids, or levels of a beam search. check_commit: function that checks token ids against the slot.
         """
 
     @abstractmethod
     def continues(self, base_len: int, decided: Sequence[Any], *, is_new_lease: bool) -> bool:
-        """Return whether the tree stays valid when these tokens or levels are committed from base_len on. If not, a new
-        tree is needed.
+        """Return whether the tree stays valid when these tokens or levels are committed after the first base_len
+        positions. If not, a new tree is needed. decided: token ids, or levels of a beam search. is_new_lease: whether
+        the message begins a new lease of the target.
         """
 
     @abstractmethod
     def commit_decided(self, decided: Sequence[Any]) -> list[int]:
-        """Commit tokens or levels after the position `known_len`, and keep growing below them.
+        """Commit tokens or levels (of a beam search) after the first `known_len` positions, and keep the draft tokens
+        below them.
 
         Returns the indices in `fed`, ascending, of the nodes that stay in the cache: the committed ones and those below
         them.
@@ -183,15 +189,16 @@ class RowAhead(NamedTuple):
     """Look-ahead row: a token that is fed after a node before it is known whether it becomes that node's child."""
 
     node: int
-    """Number of the look-ahead row, below ROOT, since it is no node of the tree."""
+    """Index that stands for the look-ahead row. It is less than ROOT, since the row is no node of the tree."""
     parent: int
-    """The node, ROOT, or other look-ahead row that it follows."""
+    """Node, ROOT, or other look-ahead row that this row follows."""
     token_id: int
 
 
 class RowsAhead(Protocol):
-    """Look-ahead rows of one slot, fed together with its nodes, and the distributions after them. The methods are
-    listed in the order in which a step calls them.
+    """Look-ahead rows of one slot, and the distributions after them. A look-ahead row is a predicted token that is fed
+    together with the slot's nodes, before it is known whether it becomes a node. A step calls the methods in the order
+    in which they are listed.
     """
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
@@ -201,27 +208,29 @@ class RowsAhead(Protocol):
         """Discard the look-ahead rows of the previous step."""
 
     def candidates(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
-        """Yield (probability of use, look-ahead row) for the rows after an offered node, as far as the tree would feed
-        nodes there.
+        """Predict the tokens after a node that may be fed in this step. Yield (probability that the row will be of use,
+        look-ahead row) for each, as long as the tree would feed nodes there.
         """
 
     def mark(self, node: int) -> None:
-        """Mark an offered look-ahead row as one to feed in this step."""
+        """Mark a look-ahead row that `candidates` yielded as one to feed in this step."""
 
     def behind(self, nodes: Sequence[int]) -> list[RowAhead]:
-        """Return the marked look-ahead rows that follow these nodes, in the order in which `note_fed` takes their
-        distributions.
+        """Return the marked look-ahead rows that follow these nodes. `note_fed` takes the distributions after them in
+        the same order.
         """
 
     def note_fed(self, distributions: Sequence[NodeDistribution]) -> None:
         """Store the distributions after the rows that `behind` returned."""
 
     def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
-        """Return the distribution after a node's new child, if the child was fed as a look-ahead row; else None."""
+        """Return the distribution after a new child of a node, if the child had been fed as a look-ahead row; else
+        None. distribution: the distribution after the node itself.
+        """
 
     def end_step(self) -> tuple[int, Sequence[int]]:
-        """Return the number of look-ahead rows that were fed, and the indices among them, ascending, of those that
-        became nodes.
+        """Return the number of look-ahead rows that were fed, and which of them became nodes: their indices among the
+        fed rows, ascending.
         """
 
     def close(self) -> None:
@@ -229,4 +238,4 @@ class RowsAhead(Protocol):
 
 
 OpenAhead = Callable[[OpenJob, BareSlot], RowsAhead | None]
-"""Function that creates the look-ahead rows of a new slot; returns None if the slot has none."""
+"""Function that creates the look-ahead rows of a new slot, or returns None if the slot has none."""

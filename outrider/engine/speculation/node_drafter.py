@@ -29,11 +29,11 @@ class NodeDistribution:
     node: int
     state: SamplingState
     distribution: Callable[[LogitRow], TokenDistribution | None]
-    """Function that returns the distribution under the request's parameters; None if nothing is known to follow. Raises
-    NonFiniteLogits."""
+    """Function that returns the distribution under the request's parameters; None if the drafter knows nothing that
+    follows. Raises NonFiniteLogits."""
     best: Callable[[LogitRow, int], tuple[Sequence[int], Sequence[float]]] | None = None
-    """Function (row, number) that returns at most that number of the likeliest ids at temperature 0, best first, and
-    their probabilities. None for a table, whose `distribution` is called instead."""
+    """Function (row, n) that returns at most n likeliest ids, best first, and their probabilities at temperature 1. It
+    serves greedy requests and beam searches. None for a table, whose `distribution` is called instead."""
 
 
 SlotT = TypeVar("SlotT", contravariant=True)
@@ -53,18 +53,18 @@ class NodeDrafter(Protocol[SlotT]):
     """Maximum depth below the last committed token for which the drafter has distributions."""
     is_block_drafter: bool = False
     """Whether one forward after the last committed token returns the distributions of all depths, whatever the nodes
-    are. Then draft tokens after a token of the target's own are made only once it is committed."""
+    are. If so, draft tokens that follow a token of the target's own are made only once that token is committed."""
 
     def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
-        """Run one step: return the distributions after the requested nodes, or after those for which there is room now.
+        """Run one step. Return the distributions after the requested nodes, or after those for which the step has room.
 
-        The step also does other work that is due, such as prefill. requests: slots, each with nodes. now: monotonic
-        time, in seconds. Returns None if there was nothing to do.
+        The step also does other work that is due, such as prefill. requests: slots, each with the nodes to feed. now:
+        monotonic time, in seconds. Returns None if there was nothing to do.
         """
 
     def keep_fed(self, asked: SlotT, num_fed: int, keep: Sequence[int]) -> None:
-        """Remove from the cache the last num_fed nodes that were fed, except those at the indices `keep`, ascending
-        from the first of them.
+        """Of the last num_fed nodes that were fed for a slot, keep only those at the indices `keep` in the cache.
+        Indices are counted from the first of these nodes and ascend.
         """
 
     def is_cached(self, asked: SlotT) -> bool:
@@ -105,7 +105,7 @@ def distribution_of_table(
     counts_after: Callable[[Sequence[int]], Counts | None],
     vocab_size: int,
 ) -> NodeDistribution:
-    """Return the distribution after a node, from a table's counts in place of logits.
+    """Return the distribution after a node, from the counts of a table instead of a model's logits.
 
     counts_after: function that returns the counts after the token ids of a path; None if the table has none.
     """

@@ -75,7 +75,7 @@ class InsertedNodes:
     """What became of a delivery's nodes in a draft buffer."""
 
     num_late: int = 0
-    """Number of draft tokens that are committed already, because their step is over."""
+    """Number of draft tokens that came too late: their positions are committed already, with the same tokens."""
     num_dropped: int = 0
     """Number of nodes that were not kept, for lack of a parent in the buffer or of room."""
     is_full: bool = False

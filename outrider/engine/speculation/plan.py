@@ -15,11 +15,11 @@ MAX_DEPTH = 12
 MAX_FED = 96
 """Maximum number of nodes that one slot has in the cache at once."""
 CANDIDATES = 1 << 16
-"""Size of the range of candidate numbers that each of several draft workers has at a position. It is more than a draft
-worker makes after a node."""
+"""Number of random numbers at a position that are set aside for each draft worker, since several may draft for one
+slot. It is larger than the number of children that a draft worker draws after a node."""
 
 Place = tuple[int, ...]
-"""Place in a tree: ranks of the nodes on the path from the root, the last one's included; () for the root."""
+"""Place of a node in a tree: ranks of the nodes on the path from the root to it, its own rank last; () for the root."""
 
 
 class TreePlan:
@@ -38,14 +38,15 @@ class TreePlan:
         """
         self.acceptance = acceptance
         self.first_candidate = CANDIDATES * speculation.draft_index
-        """Index of the first uniform random number that this draft worker uses at a position, one for each candidate.
-        Each draft worker has its own range, so that their draws are independent."""
+        """Index of the first of the uniform random numbers that this draft worker uses at a position, one for each
+        draft token that it draws there. Each draft worker has its own range, so that their draws are independent."""
         self._is_determined = params.is_deterministic
         self._is_narrow = not supports_trees or speculation.is_sequential
         self.has_keys = not self._is_narrow and not params.is_deterministic and not is_block_drafter
         """Whether nodes get recovery nodes as children."""
         self.places: Mapping[Place, int] = {}
-        """Number of children that the request fixes for the node at each place; empty if it fixes none."""
+        """Number of children that the request fixes, by the place of their parent (the ranks on the path to it); empty
+        if the request fixes none."""
         if speculation.tree is not None and supports_trees:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:  # a chain of 3: {(): 1, (0,): 1, (0, 0): 1}
@@ -63,7 +64,7 @@ class TreePlan:
             self.max_depth = named_depth or speculation.max_draft_tokens
 
     def num_ranked(self, num_required: int, prob: float) -> int:
-        """Return the number of children that a node should have, including sampled ones.
+        """Return the number of children that a node should have now, including sampled ones.
 
         num_required: number of children that the request fixes for it. prob: acceptance probability of the node.
         """
@@ -79,10 +80,11 @@ class TreePlan:
 
 
 def places_of(shape: TreeShape) -> dict[Place, int]:
-    """Return the number of children at each place of a tree shape.
+    """Return the number of children of each node of a requested tree shape. A node is given by its place: the ranks on
+    the path to it.
 
-    If the shape only gives num_nodes, it has the likeliest places by rank. Their probabilities are the prior ones, so
-    that the places are the same for a request at any time.
+    A shape that gives only num_nodes gets the likeliest nodes. Their probabilities are the prior ones, not those
+    measured so far. So the tree of a request is the same at any time.
 
         widths (2, 1): {(): 2, (0,): 1, (1,): 1}
         num_nodes 3, prior 0.6, 0.24, ..: {(): 2, (0,): 1}, a chain of 2 and a sibling of its first node

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 MAX_RANKS = 8
-"""Number of ranks with a probability of their own; higher ranks have that of the last."""
+"""Number of ranks that have an acceptance probability of their own. Higher ranks have the probability of the last of
+these."""
 _PRIOR = tuple(0.6 * 0.4**rank for rank in range(MAX_RANKS))
 """Prior probability of each rank, 0.6, 0.24, 0.096 ..: the first draft token of a small model is accepted in 50 to 70 %
 of cases."""
@@ -26,11 +27,11 @@ _MIN_PROB = 1e-3
 
 
 class RankAcceptance:
-    """Acceptance probabilities by rank, shared by all slots that sample alike."""
+    """Acceptance probabilities by rank, shared by all slots whose requests sample in the same way."""
 
     def __init__(self) -> None:
         self.probs = list(_PRIOR)
-        """By rank: probability that the child of that rank is the accepted one."""
+        """probs[rank]: probability that the child of this rank is the accepted one."""
         self._num_noted = _PRIOR_COUNT
 
     def note(self, rank: int | None) -> None:
@@ -44,7 +45,8 @@ class RankAcceptance:
 class SlotAcceptance:
     """Acceptance probabilities by rank in one slot.
 
-    Rank 0 has a probability of the slot's own. The other ranks divide the rest in the proportions that all slots share.
+    The first rank has a probability of the slot's own. The other ranks divide the remaining probability in the
+    proportions that all slots share.
 
         all slots 0.6, 0.24, 0.096 ..; the slot's first 0.8: the second is 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12
     """
@@ -82,10 +84,10 @@ class SlotAcceptance:
         self.first = min(1.0 - _MIN_PROB, max(_MIN_PROB, first))
 
     def forget(self) -> None:
-        """Move the slot's probability a little towards that of all slots, and theirs towards the prior.
+        """Move the slot's probability a little towards the mean of all slots, and that mean towards the prior.
 
         Call it after a step that verified no draft token of the slot. Without it, a low probability would keep draft
-        tokens from being tried again.
+        tokens from ever being tried again.
         """
         self._all.probs[0] += _WEIGHT * _SLOT_WEIGHT * (_PRIOR[0] - self._all.probs[0])
         self.first += _SLOT_WEIGHT * _SLOT_WEIGHT * (self._all.probs[0] - self.first)

@@ -21,7 +21,8 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.scheduling import VirtualTokens
 
 ALONE_EVERY = 4
-"""One in this many bounded steps has only the rows of the bounding caller."""
+"""Of the steps that are limited for the sake of one caller, one in this many has that caller's rows only. It measures
+how fast the caller would run alone."""
 _WEIGHT = 0.25
 """Weight of a step in the moving means of this module."""
 _OUTLIER = 4.0
@@ -31,7 +32,7 @@ Item = TypeVar("Item")
 
 
 class BudgetUnit(NamedTuple, Generic[Item]):
-    """Rows that are dealt together, as one unit."""
+    """Rows of one caller that enter a step together or not at all."""
 
     item: Item
     gain: float
@@ -40,7 +41,9 @@ class BudgetUnit(NamedTuple, Generic[Item]):
 
 
 class RowBudget(Generic[Item]):
-    """Divides a worker's steps between callers: `deal` chooses a step, `note` records how long it took."""
+    """Divides a worker's steps between callers, so that each gets at least its part, by weight, of the tokens a second
+    that it would get alone. `deal` chooses the rows of a step, `note` records how long the step took.
+    """
 
     def __init__(self, cost: RowCost) -> None:
         self._cost = cost
@@ -49,7 +52,7 @@ class RowBudget(Generic[Item]):
         """By caller: mean seconds of an undisturbed step with its rows only. Only callers that may bound steps have an
         entry."""
         self.bounding: bytes | None = None
-        """Caller that bounds the step that was dealt last; None if no caller is bounded."""
+        """Caller for whose sake the step that was dealt last is limited; None if that step is not limited."""
         self._num_rows = 1.0
         """Number of rows of a bounded step."""
         self._num_since_alone = ALONE_EVERY
@@ -64,17 +67,18 @@ class RowBudget(Generic[Item]):
         step: Iterable[tuple[bytes, float, int]],
         alone: Callable[[bytes], Iterable[BudgetUnit[Item]]],
     ) -> list[Item] | None:
-        """Return the items of the next step; None if no caller is bounded, so that the step stays as it is.
+        """Return the items of the next step if its time has to be limited; None if the step can run as it is. A step is
+        limited if it would give a caller fewer tokens a second than the caller's part: the tokens a second that it
+        would have alone, times its weight over the sum of weights.
 
-        weights: weights of all callers that share the worker. step: the parts of the step in which no caller is
-        bounded, as (caller, expected tokens, number of rows). alone: function that returns the units of the step that a
-        caller would run by itself, in the order in which they are dealt; an empty result means that the caller feeds
-        nothing now but soon will, which counts as one row. If one caller has the worker to itself, neither `step` nor
-        `alone` is read.
+        weights: weights of all callers that share the worker. step: the step without a limit, as (caller, expected
+        tokens, number of rows). alone: function that returns the units of the step that a caller would run alone, in
+        the order in which they are taken. An empty result means that the caller has no rows now but soon will, and
+        counts as one row. If one caller has the worker to itself, neither `step` nor `alone` is read.
 
-        Example: A has 1 row and B 31, with equal weights; a step of 1 row takes 8 ms, one of 32 rows 20 ms. A gains 1
-        token in 20 ms, and its part is half of 1 token in 8 ms. So the step is bounded to 16 ms: A's row, and as many
-        of B's as fit.
+        Example: A has 1 row and B 31, with equal weights; a step of 1 row takes 8 ms, one of 32 rows 20 ms. A would
+        gain 1 token in 20 ms, and its part is half of 1 token in 8 ms. So the step is limited to 16 ms: A's row, and as
+        many of B's as fit.
         """
         self._alone = None
         self._max_step_s = None
@@ -135,9 +139,10 @@ class RowBudget(Generic[Item]):
         return {bounding: own}, sum(unit.num_rows for unit in own)
 
     def note(self, seconds: float, dealing_s: float = 0.0) -> None:
-        """Record the seconds of the step that was dealt last. The step must have had no other rows.
+        """Record the seconds of the step that `deal` chose last. The step must have had no other rows.
 
-        dealing_s: seconds before the step that were spent on slots of all callers, whether in the step or not.
+        dealing_s: seconds before the step that were spent on slots of all callers, whether their rows are in the step
+        or not.
         """
         if self._alone is not None:
             previous_s = self._alone_s.get(self._alone, seconds)

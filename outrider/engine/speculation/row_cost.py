@@ -63,14 +63,15 @@ class RowCost:
         self.reach = 2 * max(self._shape) + 1
 
     def seconds(self, num_rows: int | Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the expected seconds of a step of num_rows rows, []; for several numbers of rows, those of each,
-        [N].
+        """Return the expected seconds of a step of num_rows rows: an array of shape [] for one number of rows, [N] for
+        N numbers.
         """
         return self._level_s * np.interp(num_rows, self._sizes, self._monotone)
 
     def min_seconds(self, num_rows: int) -> float:
-        """Return the expected seconds of a step of num_rows rows. For fewer rows than were ever tried, it is
-        proportionally less than for the fewest tried, so that such steps are tried.
+        """Return the expected seconds of a step of num_rows rows. If all steps so far had more rows, the time of the
+        smallest one is scaled down in proportion. The result is then too low rather than too high, so that such steps
+        are tried.
 
             32 rows were tried, in 8 ms, and no fewer: 8 rows may take 2 ms
         """

@@ -24,8 +24,8 @@ class ExtraRows:
     They are never verified and do not stay in the cache. The drafter makes draft tokens for later steps from their
     logits.
 
-    Example: a step with draft tokens 0 and 1, and parents [-1, 2]. The first extra row follows the last committed
-    token, and the second follows the first.
+    Example: in a step with draft tokens 0 and 1, `parents` is [-1, 2]. The first extra row then follows the last
+    committed token, and the second follows the first.
     """
 
     drafter: Drafter
@@ -35,9 +35,9 @@ class ExtraRows:
     """Index of the token that each extra row follows, [E]; ROOT for the last committed token. The step's draft tokens
     are counted first, then the extra rows."""
     width: int
-    """Maximum number of draft tokens that a later step has after one token."""
+    """Maximum number of alternative draft tokens after one token that these rows give to a later step."""
     depth: int
-    """Maximum depth of the draft tokens of a later step."""
+    """Maximum depth of the draft tokens that these rows give to a later step."""
 
     def gain(self, acceptance: SlotAcceptance) -> float:
         """Return the expected number of accepted draft tokens that the rows bring. acceptance: acceptance probabilities
@@ -75,8 +75,8 @@ class TargetDrafter(Protocol):
     def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
         """Update the slot's state after a step that committed these tokens.
 
-        The drafter of a prediction returns one entry for each of the tokens for which it had proposed one, verified or
-        not: whether it was right. Other drafters return nothing.
+        Returns whether the drafter's proposals for these tokens were right, if it is the drafter of a prediction: one
+        entry for each token for which it had a proposal, verified or not. Other drafters return nothing.
         """
         return ()
 
@@ -97,13 +97,14 @@ class TargetDrafter(Protocol):
     def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return the extra rows to add to the slot's next step; None if there are none.
 
-        parents: parents of the step's draft tokens, in the draft tree. It is called with all draft tokens that the step
-        might verify, and again with those that it does verify, the first of them.
+        parents: for each draft token of the step, the index of its parent among them, or ROOT. The method is called
+        twice in a step: with all draft tokens that the step might verify, and then with those that it does verify,
+        which are the first of these.
         """
         return None
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        """Read the logits after the extra rows, [E, V] float32, before anything is committed. path: the accepted nodes.
-        rows: the extra rows.
+        """Take the logits after the extra rows, [E, V] float32, before anything of the step is committed. path: the
+        accepted nodes. rows: the extra rows.
         """
         return

@@ -24,8 +24,8 @@ class Need(Enum):
     NOTHING = auto()
     """Nothing: the slot is between two rounds, and its next request is expected soon."""
     DORMANT = auto()
-    """Nothing, for a long time: no step was requested for `DORMANT_S` or longer, so the slot's memory is taken
-    first."""
+    """Nothing, for a long time: no step was requested for `DORMANT_S` or longer. If memory runs out, the slot's memory
+    is taken first."""
 
 
 class SlotState(NamedTuple):
@@ -72,7 +72,7 @@ class SlotState(NamedTuple):
     def num_to_feed(self) -> int:
         """Number of tokens to prefill before the slot's step; 0 if the uncached ones fit in the step itself.
 
-        The source comes first, in one piece; then the prompt, in chunks.
+        An encoder's source is fed first, in one piece; then the prompt, in chunks.
         """
         if self.num_to_encode:
             return self.num_to_encode
@@ -84,7 +84,7 @@ class SlotState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Decision to preempt a slot, and then to plan again, because the number of freed blocks is known only
+    """Decision to preempt a slot. The caller then has to plan again, because the number of freed blocks is known only
     afterwards.
     """
 

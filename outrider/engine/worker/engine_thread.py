@@ -30,7 +30,8 @@ it."""
 LOADING_GRACE_S = 5.0
 """Seconds that a load has to raise its own, more precise error after `EngineThread.fail` was called during it."""
 MEMORY_S = 300.0
-"""Period of `StepTimes`, in seconds. The longest step is remembered for one to two periods."""
+"""Seconds after which `StepTimes` begins a new period. The longest steps of the present period and of the one before it
+are remembered."""
 
 
 class StepTimes:
@@ -72,7 +73,7 @@ class StepTimes:
 
     @property
     def longest_s(self) -> float:
-        """Duration of the longest recent step, in seconds; 0 before the first step."""
+        """Duration of the longest step of the last `MEMORY_S` to 2 * `MEMORY_S` seconds; 0 before the first step."""
         return max(self._longest_s, self._longest_before_s)
 
     @property
@@ -85,7 +86,9 @@ class StepTimes:
 
 
 class EngineWorker(Protocol):
-    """What an engine thread runs: a draft's grower or a target's verifier. All methods run on the engine thread."""
+    """Object that an engine thread runs: in a draft worker what grows draft trees, in a target what verifies them. All
+    methods run on the engine thread.
+    """
 
     def handle(self, job: Any) -> None:
         """Handle one job. It may be answered now or in a later step."""
@@ -101,7 +104,7 @@ class EngineWorker(Protocol):
         """
 
     def fail_step(self, error: Exception) -> None:
-        """Answer every job of the step that raised `error` with INTERNAL."""
+        """Answer every job of the step that raised `error` with the fault INTERNAL."""
 
 
 class EngineThread:
@@ -130,8 +133,8 @@ class EngineThread:
     def start(self) -> None:
         """Start the thread, and block until the worker is made.
 
-        Raises the error of `make`, or the error passed to `fail` meanwhile. In the second case the thread may still be
-        loading, and ends with the process.
+        Raises the error of `make`, or the error passed to `fail` while the worker was loading. After `fail` the thread
+        may still be loading; it ends with the process.
         """
         self._thread.start()
         self._ready.wait()
@@ -146,7 +149,8 @@ class EngineThread:
     async def call(self, job_of: Callable[[Callable[..., None]], Any], call: Callable[..., Result]) -> Result:
         """Run `call` on the engine thread; return its result or raise its error.
 
-        `job_of`: function that creates, from the function to run, a job that the worker handles by running it.
+        `job_of`: function that wraps a function in a job of the worker. The worker handles such a job by calling the
+        function.
         """
         future = concurrent.futures.Future[Result]()
 

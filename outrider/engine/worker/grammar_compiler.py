@@ -18,10 +18,10 @@ from outrider.engine.sampling.grammar_state import Grammar, Grammars
 from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 
 NICENESS = 10
-"""Number added to the thread's niceness."""
+"""Number added to the niceness of the thread that compiles."""
 STACK_BYTES = 16 << 20
-"""Stack size of the thread, in bytes. Compiled code recurses; it is four times the stack with which the gateway checks
-grammars."""
+"""Stack size of the thread that compiles, in bytes. Compiling recurses. The size is four times the stack with which the
+gateway checks grammars."""
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class _Compile:
 
 
 class GrammarCompiler:
-    """Compiler of grammars with a queue that is fair between callers.
+    """Compiler of grammars, on one thread, with a queue that is fair between callers.
 
     The next grammar is one of the caller with the least compile time so far, relative to its weight.
     """
@@ -44,10 +44,10 @@ class GrammarCompiler:
         """Compile time per caller, in seconds."""
 
     async def compile(self, grammars: Grammars, text: str, scheduling: Scheduling) -> Grammar | None:
-        """Compile the grammar of a text when its caller's turn comes, and return it, as `Grammars.compile` does.
+        """Wait until the caller's grammar is next in the queue, compile its text, and return it. Return None if the
+        request is to be served as if it had no grammar. Raises InvalidRequest for a text that cannot be followed.
 
-        If the call is cancelled while it waits for its turn, nothing is compiled. scheduling: caller and weight of the
-        request.
+        If the call is cancelled while it waits, nothing is compiled. scheduling: caller and weight of the request.
         """
         loop = asyncio.get_running_loop()
         job = _Compile(scheduling, loop.create_future())

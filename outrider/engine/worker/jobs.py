@@ -14,8 +14,8 @@ from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation
 
 MAX_NARROW = 16
-"""Maximum number of uncached tokens that are fed within a decode or verify. If there are more, they are prefilled in
-chunks."""
+"""Maximum number of uncached tokens that are fed in the row of a decode or verify. If there are more, they are
+prefilled in chunks."""
 
 SlotKey = tuple[int, int]
 """(owner, slot id). The owner is the number of a gateway's Control stream."""
@@ -86,9 +86,9 @@ class OpenJob:
     corpus_id: bytes = b""
     """Id of the corpus of ended outputs that the drafter `lookup` copies from; empty for none."""
     target_address: str = ""
-    """Address of the target's server. Draft worker only."""
+    """Address of the target to which draft tokens are sent. Draft worker only."""
     target_epoch: int = 0
-    """Epoch of that target. Draft worker only."""
+    """Epoch of the target at `target_address`. Draft worker only."""
     drafter: Drafter | None = None
     """Which of the target's own drafters the request names; None if it names none. Target only."""
     num_prompt_logprobs: int | None = None
@@ -102,14 +102,15 @@ class OpenJob:
     """Speculation settings of the request; by default nothing is drafted."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     grammar: Grammar | None = None
-    """Compiled grammar of `params`; None without a grammar, and in a draft worker that cannot follow it."""
+    """Compiled form of the grammar in `params`. None if the request has no grammar, and in a draft worker that cannot
+    follow it."""
     vocabulary: SlotVocabulary | None = None
     """Vocabulary of the slot's messages; None for the worker's own."""
 
     @property
     def own_drafters(self) -> tuple[Drafter, ...]:
-        """The target's own drafters that the request allows, in the order in which they are tried. Not all of them need
-        be loaded.
+        """The target's own drafters that the request allows, in the order in which they are tried. The target may not
+        have loaded all of them.
         """
         drafters = list[Drafter]()
         if self.prediction_ids:

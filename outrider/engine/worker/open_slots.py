@@ -92,10 +92,10 @@ class BareSlot:
             )
 
     def settle(self) -> None:
-        """Update what the slot keeps besides the committed tokens, such as a cache, after these changed."""
+        """Adapt the rest of the slot's state, such as its cache, to the committed tokens after these changed."""
 
     def invalidate(self) -> None:
-        """Discard for good what the slot keeps besides the committed tokens, because it may be wrong."""
+        """Discard for good all of the slot's state but the committed tokens, because it may be wrong."""
 
     def truncate(self, committed_len: int) -> int:
         """Keep at most the first committed_len - 1 committed tokens in the cache; return the number of freed blocks.
@@ -109,8 +109,8 @@ class BareSlot:
         return 0
 
     def free_for_successor(self) -> int:
-        """Free the slot because another one with the same key replaces it; return the number of freed cache blocks. The
-        choice itself has not ended.
+        """Free the slot because another one with the same key replaces it; return the number of freed cache blocks.
+        Unlike at a close, the output has not ended.
         """
         return self.free_cache()
 
@@ -183,8 +183,9 @@ class OpenSlots(Generic[S]):
         """Open a slot, and return it. An open slot with the same key is freed first. The new slot has no cached tokens
         and no memory yet.
 
-        `translation`: map between the token ids of messages and the model's; None if they are the same. `corpus_id`: as
-        in `OpenJob`.
+        `cache_salt`: the prefix cache is shared only with slots of the same salt. `source_ids`: token ids of the
+        encoder's input. `translation`: map between the token ids of messages and the model's; None if they are the
+        same. `corpus_id`: id of the corpus of ended outputs that the drafter `lookup` copies from; empty for none.
 
         Raises `InvalidRequest` if the slot could never fit, and `Overloaded` if all slots are in use. Both messages
         give the numbers. After an error an open slot with the same key is as it was.
@@ -214,8 +215,8 @@ class OpenSlots(Generic[S]):
         return slot
 
     def close(self, owner: int, slot_id: int) -> int:
-        """Free a slot; return the number of its cache blocks, or 0 if it is not open. Closing a slot twice is no
-        error.
+        """Free a slot; return the number of freed cache blocks, or 0 if the slot is not open. Closing a slot twice is
+        no error.
         """
         slot = self._slots.pop((owner, slot_id), None)
         if slot is None:

@@ -61,8 +61,8 @@ class Scheduler:
 
         `demands`: state of every open slot, the longest open first. `num_free`: number of free blocks.
 
-        Either all decisions are `Preempt`, and the caller has to apply them and plan again, or none is. `Run` decisions
-        come first.
+        If slots have to be preempted, all decisions are `Preempt`. The caller then has to apply them and plan again.
+        Otherwise none is `Preempt`, and `Run` decisions come first.
 
         Example, with memory for all: slot A is ready to verify, slot B of another caller is new with a prompt of 1,000
         tokens, and `StepCost` allows 64 prompt tokens in A's step: Run(A), Admit(B), PrefillSlot(B, 64).
@@ -130,7 +130,7 @@ class _Plan:
         return num_tokens
 
     def num_expected(self) -> int:
-        """Return the number of tokens that slots between two steps will feed in their next one."""
+        """Return the number of tokens that the slots that are now between two steps will feed in their next one."""
         num_tokens = 0
         for demand in self._demands:
             if demand.want in (Need.NOTHING, Need.PREFILL) and demand.num_blocks and not demand.num_to_feed:
@@ -141,8 +141,8 @@ class _Plan:
     def feed(self, waiting: Sequence[int], decode_budget: int, step_budget: int) -> None:
         """Decide which prompts are fed, within the budgets of tokens and blocks.
 
-        `waiting`: indices of slots with a prompt to feed, in scheduling order. `decode_budget`: prompt tokens that
-        hardly delay the running slots. `step_budget`: prompt tokens of a whole step.
+        `waiting`: indices of slots with a prompt to feed, in scheduling order. `decode_budget`: number of prompt tokens
+        that hardly delay the running slots. `step_budget`: number of prompt tokens that a step may have at most.
         """
         num_spare = self._num_spare()
         short = self._pause_for(step_budget)

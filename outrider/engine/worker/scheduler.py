@@ -31,7 +31,8 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 __all__ = ["DORMANT_S", "RETRY_S", "Chunk", "Need", "ScheduledStep", "StepRequest", "StepScheduler"]
 
 DORMANT_S = 1.0
-"""Seconds without a message after which a slot is dormant, so that its memory is taken first."""
+"""Seconds without a message after which a slot is dormant. If memory runs out, the memory of dormant slots is taken
+first."""
 RETRY_S = DORMANT_S / 10
 """Seconds between two attempts to plan while a slot waits for memory and nothing else happens; meanwhile another slot
 may have become dormant."""
@@ -42,19 +43,19 @@ class StepRequest(NamedTuple):
 
     want: Need
     num_after: int
-    """Number of tokens in the slot's cache after that step."""
+    """Number of tokens in the slot's cache after the requested step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Chunk of a prompt, or source to encode, that is fed in a forward."""
+    """Chunk of a prompt that is fed in a forward, or the source that an encoder reads in it."""
 
     slot: Slot
     row: Row
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens fed: those of the source if it is encoded, else those of the prompt."""
+        """Number of tokens that are fed: source tokens if the encoder reads its source, else prompt tokens."""
         source = self.row.source
         if source is not None and not self.row.new_ids:
             return len(source.ids)
@@ -74,7 +75,9 @@ class ScheduledStep:
 
     @property
     def has_work(self) -> bool:
-        """Whether the forward has work, or a slot was admitted; in that case the next call would decide otherwise."""
+        """Whether the forward has anything to run, or a slot was admitted. After an admission the next call of
+        `schedule` decides otherwise, even if nothing runs now.
+        """
         return bool(self.running or self.pieces or self.num_admitted)
 
 
@@ -126,7 +129,7 @@ class StepScheduler:
     def note_step(self, scheduled: ScheduledStep, num_run_tokens: int, seconds: float) -> None:
         """Record that the forward of `scheduled` has run and took `seconds` in all.
 
-        `num_run_tokens`: number of tokens of steps in it, without those of prompts.
+        `num_run_tokens`: number of tokens that the steps of running slots fed in it; prompt tokens are not counted.
         """
         for piece in scheduled.pieces:
             piece.slot.fed_committed(piece.row.new_ids)

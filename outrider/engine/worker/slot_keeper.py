@@ -116,8 +116,8 @@ class SlotKeeper(Generic[S]):
         """Truncate a slot's cache. Calling it twice is harmless. An unknown slot is ignored, since it may have been
         closed first.
 
-        `keeps`: whether to leave the cache as it is, because the slot truncates itself by its committed tokens, perhaps
-        ahead of the message.
+        `keeps`: whether to leave the cache as it is. A target slot with a lease, and a draft slot whose tree grows,
+        truncate themselves by their committed tokens, perhaps before this message.
         """
         self._metrics.truncates.labels(reason=job.reason).inc()
         slot = self.table.get(job.owner, job.slot_id)

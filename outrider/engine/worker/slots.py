@@ -34,14 +34,14 @@ def needs_prefill(slot: Slot) -> bool:
 
 @dataclass(slots=True)
 class PromptScores:
-    """Log-probs of a prompt's tokens from the second on, while they are computed. The logits after each token score the
-    next one.
+    """Requested log-probs of a prompt's tokens, while they are computed. They begin with the second token: the logits
+    after each token score the next one.
     """
 
     num_tokens: int
     num_best: int
     found: list[Any] = field(default_factory=list)
-    """Log-probs of the first of these tokens, in order, as far as they have been computed."""
+    """Log-probs that have been computed so far, in the order of the tokens, from the prompt's second token on."""
 
 
 class Slot(BareSlot):
@@ -78,8 +78,8 @@ class Slot(BareSlot):
 
     @property
     def ids(self) -> list[int]:
-        """Token ids of the committed text as the model is fed it: `committed` itself, unless the text is
-        retokenized.
+        """Token ids of the committed text that the model is fed: `committed` itself or, if the text is retokenized for
+        a draft, the draft's own ids.
         """
         return self.committed
 
@@ -122,8 +122,8 @@ class Slot(BareSlot):
 
     @property
     def max_narrow_tokens(self) -> int:
-        """Maximum number of uncached tokens that can run in a step without a prefill; 1 while prompt tokens are to be
-        scored.
+        """Maximum number of uncached tokens that can run in a step without a prefill. It is 1 while log-probs of prompt
+        tokens are still to be computed.
         """
         if self.num_unscored:
             return 1
@@ -131,7 +131,7 @@ class Slot(BareSlot):
 
     @property
     def num_feedable(self) -> int:
-        """Number of tokens in the cache once all committed tokens that can be fed now have been fed."""
+        """Number of tokens that the cache will have once all committed tokens that can be fed now are fed."""
         return len(self.ids) - self.first
 
     def uncached(self, max_tokens: int | None = None) -> list[int]:
@@ -218,7 +218,7 @@ class Slot(BareSlot):
         """Take over the longest prefix of the committed tokens that the prefix cache holds; return its length in
         tokens.
 
-        The last committed token, and tokens that are still to be scored, are not adopted.
+        The last committed token is not adopted, and no tokens whose successors' log-probs are still to be computed.
         """
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
         end = -1

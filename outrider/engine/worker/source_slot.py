@@ -19,7 +19,8 @@ from outrider.wire.requests.params import SamplingParams
 
 
 class SourceSlot(Slot):
-    """Slot with the source of an encoder. Change the source's block table only through the methods.
+    """Slot of an encoder-decoder model, with its source (the encoder's input). Change the source's block table only
+    through the methods.
 
     The forward that encodes the source fills the table.
     """
@@ -66,10 +67,10 @@ class SourceSlot(Slot):
         return len(self._source.ids)
 
     def adopt(self) -> int:
-        """Take over the encoder's input (the source) and the committed tokens as far as the prefix cache has them.
+        """Take over from the prefix cache the source (the encoder's input), if all of it is cached, and the longest
+        cached prefix of the committed tokens.
 
-        The source is taken only if all of it is cached, of the committed tokens the longest cached prefix. Returns the
-        sum of both numbers of tokens.
+        Returns the sum of both numbers of tokens.
         """
         is_first = self.num_adopted is None
         num_stored = self._pool.prefix.adopt(self._source.table, self._stored_ids, self._source_salt)

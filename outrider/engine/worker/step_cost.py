@@ -9,13 +9,13 @@ from __future__ import annotations
 from outrider.engine.step_plan import FORWARD_COST_TOKENS
 
 SLOWDOWN = 1.5
-"""Maximum duration of a step with prompt tokens, as a multiple of a step without them."""
+"""Maximum duration of a decode step to which prompt tokens are added, as a multiple of its duration without them."""
 MIN_PREFILL_TOKENS = 4
 """Minimum number of prompt tokens fed in any step, so that prompts never starve. It is small because a token at the end
 of a long prompt may cost many times as much as one at its beginning."""
 PROBE_STEPS = 16
-"""Number of steps with prompt tokens, of one size, after which one step runs without them. The cost of decoding grows
-with the contexts, and cannot be measured while prompts run in the same step."""
+"""Number of steps with prompt tokens after which one step with about as many decode tokens runs without prompts. The
+cost of decoding grows with the contexts, and cannot be measured while prompts run in the same step."""
 _WEIGHT = 0.25
 """Weight of a new measurement in a running mean. A measurement after a long gap has twice this weight."""
 _OUTLIER = 4.0
@@ -26,7 +26,9 @@ measured difference zero or less."""
 
 
 class StepCost:
-    """Running means of the duration of decode steps, by size, and of the time that a prompt token adds to a step."""
+    """Running means of two times: the duration of decode steps, by their number of decode tokens, and the time that one
+    prompt token adds to a step.
+    """
 
     def __init__(self) -> None:
         # A size is the bit length of the number of decode tokens.
@@ -54,15 +56,21 @@ class StepCost:
             self._token_s = _mean(self._token_s, max(added_s, min_s))
 
     def needs_probe(self, num_decode_tokens: int) -> bool:
-        """Return whether the cost of a decode step of this size is unknown, or was measured too long ago."""
+        """Return whether the next step should run without prompt tokens, because the cost of a decode step with about
+        this many tokens is unknown, or was measured too long ago. Return False as long as no step with prompt tokens
+        was measured.
+        """
         if self._alone_token_s is None and self._token_s is None:
             return False  # no prompt token has been measured yet: a probe would not give a budget
         size = num_decode_tokens.bit_length()
         return size not in self._decode_s or self._num_mixed[size] >= PROBE_STEPS
 
     def prefill_tokens(self, num_decode_tokens: int, max_tokens: int) -> int:
-        """Return the number of prompt tokens to run in a step with `num_decode_tokens` decode tokens; `max_tokens` if
-        there are no decode tokens, or if nothing was measured yet.
+        """Return the number of prompt tokens that a step with `num_decode_tokens` decode tokens may have, at most
+        `max_tokens`. They prolong the step to at most `SLOWDOWN` times its duration, except that `MIN_PREFILL_TOKENS`
+        are always allowed.
+
+        Returns `max_tokens` if there are no decode tokens, or if nothing was measured yet.
         """
         if not num_decode_tokens:
             return max_tokens

@@ -44,7 +44,7 @@ from outrider.wire.transport.tls import CertificateFolder, part_certificates
 
 @dataclass
 class WorkerState:
-    """What a worker's engine thread has loaded, with a model or without. GetInfo describes it."""
+    """What a worker's engine thread has loaded. A draft worker may have no model. GetInfo reports the values."""
 
     config: WorkerConfig
     epoch: int
@@ -54,13 +54,14 @@ class WorkerState:
     """Fingerprint of the tokenizer. It is computed once, since parsing a large vocabulary would block the event
     loop."""
     cpu_cores: tuple[int, ...] = field(init=False)
-    """Numbers of the engine thread's cores. That thread creates this object."""
+    """Numbers of the CPU cores on which the engine thread may run."""
     metrics_address: str = ""
     num_leases: Callable[[], int] = field(default=lambda: 0)
     times: StepTimes = field(default_factory=StepTimes)
     """Durations of the engine thread's steps."""
     drafters: tuple[Drafter, ...] = ()
-    """Drafters that need no draft model: those in a target, or the one that a draft worker without a model runs."""
+    """Drafters that need no draft model: in a target all that it offers, in a draft worker without a model the one that
+    it runs."""
     needs_features: ClassVar[bool] = False
     """Whether the worker is a draft worker with a head, which needs the target's features."""
     draining: Callable[[], bool] = field(default=lambda: False)
@@ -155,12 +156,12 @@ class WorkerHandle:
         return self._server.address
 
     def info(self) -> pb.WorkerInfo:
-        """Return the worker's description, as GetInfo does."""
+        """Return the worker's description, the same as GetInfo returns."""
         return self._loaded.info()
 
     def wait_failed(self, timeout_s: float | None = None) -> None:
-        """Block until the engine thread ends, or for `timeout_s` seconds. Raise the error that ended it; return after
-        `stop` or the timeout.
+        """Block until the engine thread ends, or for `timeout_s` seconds. Raise the error that ended it. Return if
+        `stop` ended it or the time is over.
         """
         error = self._engine.wait_ended(timeout_s)
         if error is not None:

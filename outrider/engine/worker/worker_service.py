@@ -58,7 +58,7 @@ class _Opening:
     job: OpenJob
     task: asyncio.Task[None] | None = None
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    """Functions that handle the messages that arrived for the slot meanwhile."""
+    """Functions that handle the messages for the slot that arrived while its grammar is compiled."""
 
 
 def error_to_proto(error: JobError) -> pb.WorkerError:
@@ -145,12 +145,12 @@ class WorkerService:
         self.draining = False
         """Whether new slots are refused because the worker is about to stop. Open slots continue."""
         self.num_opening = 0
-        """Number of slots that are being opened and whose job is not answered yet."""
+        """Number of slots that are being opened: their OpenSlot message has arrived and is not answered yet."""
         facts = info()
         self._context_limit = facts.context_limit
         self.own_vocabulary = SlotVocabulary(facts.vocab_size, tuple(facts.eos_token_ids), grammars)
         self.vocabulary_of: Callable[[pb.OpenSlot], SlotVocabulary] = lambda message: self.own_vocabulary
-        """Function that returns the vocabulary of the token ids in a slot's messages, from its OpenSlot message."""
+        """Function from a slot's OpenSlot message to the vocabulary of the token ids in all of the slot's messages."""
         self._slot_spans: SlotSpans | None = None
         if spans is not None:
             self._slot_spans = SlotSpans(spans)
@@ -169,8 +169,9 @@ class WorkerService:
     ) -> None:
         """Serve one Control stream until it ends. An item may be answered more than once.
 
-        `take(owner, item, respond)` handles the items that only this kind of worker has. `to_proto(result)` returns the
-        field and the message of a reply to such an item. `batch_type`, `reply_type`: protobuf classes of the replies.
+        `take(owner, item, respond)` handles the items that only draft workers have, or only targets. `to_proto(result)`
+        returns the field and the message of a reply to such an item. `batch_type`, `reply_type`: protobuf classes of
+        the replies.
         """
 
         def dispatch(owner: int, item: Any, put: Callable[[Any], None]) -> None:
