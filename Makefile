@@ -54,15 +54,12 @@ test-newest: ## the tests on Python 3.13
 bench-%: $(STAMP) ## one benchmark: make bench-default ARGS=--help; `make bench` lists them
 	$(BIN)/python -m benchmarks $* $(ARGS)
 
-coupled-parity soak: %: bench-% ## the same text, whatever drafts; a steady load for half an hour
-
 # Programs of their own, each with --help: make chaos ARGS='--minutes 10'. What they need is in their descriptions.
-MODULES = bench:benchmarks \
-	peers:benchmarks.peers.install chaos:tests.chaos fuzz:tests.fuzz hostile:tests.hostile \
+MODULES = bench:benchmarks peers:benchmarks.peers.install chaos:tests.chaos fuzz:tests.fuzz hostile:tests.hostile \
 	mutants:tests.mutants laws:tests.law.table paths:tests.paths cluster-test:tests.cluster.run \
 	compose-test:tests.compose check-kubernetes:tests.kubernetes dashboards-check:tests.watching \
-	check-alerts:deploy.prometheus openai-table:tests.openai_table architectures:tests.architectures_table \
-	lines:tests.measures.lines complexity:tests.measures.complexity settings:tests.measures.settings \
+	check-alerts:deploy.prometheus stops:tests.stops openai-table:tests.openai_table \
+	architectures:tests.architectures_table lines:tests.measures.lines complexity:tests.measures.complexity settings:tests.measures.settings \
 	prose:tests.measures.prose real-model:models.real.make gpu-wheels:benchmarks.gpu.wheels \
 	tool-forms:tests.tool_forms
 PROGRAMS := $(foreach row,$(MODULES),$(firstword $(subst :, ,$(row))))

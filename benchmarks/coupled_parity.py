@@ -1,6 +1,6 @@
 """Check that nothing but the target changes a coupled text: drafters, K, load, and a draft that dies half-way.
 
-    make coupled-parity                               # or: python -m benchmarks coupled-parity --help
+    make bench-coupled-parity                               # or: python -m benchmarks coupled-parity --help
 
 Every text has a seed of its own, and is first made without speculation, one at a time. With `--batch-invariant` targets
 all others must be the same to the last token, or the exit code is 1. On the paths whose sums depend on the batch's

@@ -1,6 +1,6 @@
 """Keep a steady load for half an hour: does any process grow, does anything fail, does acceptance drift?
 
-    make soak ARGS='--minutes 30'                  # or: python -m benchmarks soak --help
+    make bench-soak ARGS='--minutes 30'                  # or: python -m benchmarks soak --help
 
 The system is what `outrider up` starts: Ray, the launcher, its workers and a gateway; `--no-ray` for plain processes.
 Poisson arrivals at a share of the sustainable rate, which a closed loop finds first. Slopes are Theil and Sen's, the

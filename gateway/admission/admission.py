@@ -14,14 +14,14 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from gateway.admission.demand import UncheckedRequest
-from gateway.admission.demand_checks import check_request
 from gateway.admission.identities import caller_of
 from gateway.admission.key_limits import Access, Caller
 from gateway.admission.key_ring import KeyRing
 from gateway.admission.prompts import ChatSettings, PromptReader
+from gateway.admission.request_checks import check_request
 from gateway.admission.requests import build_requests, prompt_ids
 from gateway.admission.text_threads import TextThreads
+from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.generation import AdmittedGenerations, Generator, ServedFacts
 from gateway.grammar_checker import create_checker
 from gateway.telemetry.request_record import RequestRecords, current_record

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.admission.demand import Infill, Prompt
 from gateway.admission.prompts import Chat, PromptReader
+from gateway.admission.unchecked_request import Infill, Prompt
 from gateway.grammar_checker import GrammarChecker
 from gateway.infill import infill_marks
 from gateway.output_format import OutputFormat

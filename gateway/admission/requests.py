@@ -11,10 +11,10 @@ import dataclasses
 import secrets
 from collections.abc import Sequence
 
-from gateway.admission.demand import UncheckedRequest
 from gateway.admission.identities import caller_of, corpus_of, salt_of
 from gateway.admission.prepared_prompts import CallerGrammars, PreparedPrompt, prepare_prompt
 from gateway.admission.prompts import PromptReader
+from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
 from gateway.grammar_checker import GrammarChecker
 from gateway.tokenizer import Tokenizer
@@ -226,7 +226,7 @@ def _request_of(
     prepared: PreparedPrompt,
     may_be_cut: bool,
 ) -> GenerationRequest:
-    # `template` holds all that the prompts of the demand share.
+    # `template` holds all that the prompts of the request share.
     ids = prepared.ids
     if prepared.grammar and unchecked.params.ignore_eos:
         what = "tools"

@@ -15,9 +15,9 @@ import grpc
 import grpc.aio
 
 from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
-from gateway.admission.demand import FieldNames, Prompt, UncheckedRequest
-from gateway.admission.demand_checks import MAX_MESSAGES, MAX_STOPS
 from gateway.admission.prompts import Chat
+from gateway.admission.request_checks import MAX_MESSAGES, MAX_STOPS
+from gateway.admission.unchecked_request import FieldNames, Prompt, UncheckedRequest
 from gateway.api.http_io import WRITE_TIMEOUT_S, internal_error
 from gateway.api.request_body import BODY_TIMEOUT_S, max_values, yield_to_loop
 from gateway.confined.template_shape import Message

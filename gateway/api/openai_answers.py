@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.demand import UncheckedRequest
+from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.api.http_io import DONE, JsonResponse, event
 from gateway.api.logprobs import PromptFields
 from gateway.api.openai_responses import ChatForm, CompletionForm, join_outputs, mean_logprob, with_prompt_logprobs

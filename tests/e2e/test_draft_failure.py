@@ -1,4 +1,4 @@
-"""Workers that die or hang in the middle of streams: no token changes, and drafts come back."""
+"""Workers that die, hang or lie in the middle of streams: no token changes, and drafts come back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ import pytest
 
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, FinishReason, Round, Speculation, TokenKind
 from outrider.wire.models.model_id import short_name
+from outrider.wire.processes.health import FIRST_PAUSE_S
+from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from target_service.leases.hold import MAX_HOLD_S
+from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
 from tests.samples import total
@@ -73,9 +76,9 @@ async def test_a_killed_draft_changes_no_token_and_its_successor_drafts(paced: S
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen.ids))
 
 
-async def test_a_draft_that_hangs_costs_each_request_one_wait(paced: Stack, client: AsyncClient) -> None:
-    """Three seconds may be those of a process that gets no CPU: its connection stands."""
-    hang_s = 3.0
+@pytest.mark.parametrize("hang_s", [3.0, pytest.param(15.0, marks=pytest.mark.slow)])
+async def test_a_draft_that_hangs_costs_each_request_one_wait(paced: Stack, client: AsyncClient, hang_s: float) -> None:
+    """Three seconds may be those of a process that gets no CPU: its connection stands. Of fifteen another is made."""
     streams = [greedy(client, 1900) for _ in range(3)]
     seen = [Seen() for _ in streams]
     assert paced.draft is not None
@@ -89,7 +92,7 @@ async def test_a_draft_that_hangs_costs_each_request_one_wait(paced: Stack, clie
     await read_all(plain(SETTLED_ROUNDS))
     await read_all(lambda rounds: time.monotonic() - stopped_s > hang_s)
     samples = paced.metrics()
-    assert total(samples, "outrider_worker_connected", worker="draft") == 1
+    assert total(samples, "outrider_worker_connected", worker="draft") == (hang_s < MIN_SILENCE_S)
     os.kill(paced.draft.pid, signal.SIGCONT)
     await read_all(speculative(10))
     for stream in streams:
@@ -127,6 +130,39 @@ async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
         assert max(b - a for a, b in zip(one.times_s, one.times_s[1:], strict=False)) > 0.5  # it was away
     outputs = [(PROMPT, one.ids) for one in seen]
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
+
+
+@pytest.mark.slow
+async def test_own_drafts_change_no_token_though_both_workers_are_killed(paced: Stack, client: AsyncClient) -> None:
+    """Windows, n-grams and what look-ahead embeddings said go with the target, and are made anew."""
+    drafters, wish = (Drafter.LOOKAHEAD, Drafter.PASS, Drafter.LOOKAHEAD_MODEL), AcceptanceRule.COUPLED
+    streams = [greedy(client, COUPLED["max_tokens"], drafter) for drafter in drafters]
+    streams += [
+        client.stream(PROMPT, speculation=Speculation(drafter=drafter, acceptance=wish), **COUPLED)
+        for drafter in drafters
+    ]
+    seen = [Seen() for _ in streams]
+
+    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
+        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
+
+    await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 2)
+    num_before = [len(one.rounds) for one in seen]
+    for worker in (paced.target, paced.draft):
+        assert worker is not None
+        worker.kill()
+    restarting = [asyncio.create_task(asyncio.to_thread(restart, paced, name)) for name in ("target", "draft")]
+    await read_all(lambda rounds: False)
+    await asyncio.gather(*restarting)
+    for one, num in zip(seen, num_before, strict=True):
+        assert any(r.num_drafted for r in one.rounds[num:]), "it drafts again"
+        assert any(r.num_accepted for r in one.rounds)
+        assert max(b - a for a, b in zip(one.times_s, one.times_s[1:], strict=False)) > 0.5, "they were away"
+    alone = await client.generate(PROMPT, speculation=Speculation(enabled=False, acceptance=wish), **COUPLED)
+    texts = [one.ids for one in seen]
+    assert texts[3:] == [[token.id for token in alone.choices[0].tokens]] * 3
+    assert [len(ids) for ids in texts[:3]] == [COUPLED["max_tokens"]] * 3
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, ids) for ids in texts[:3]))
 
 
 async def test_either_of_two_drafts_of_one_tree_may_be_killed(paced: Stack) -> None:
@@ -172,3 +208,62 @@ async def test_either_of_two_drafts_of_one_tree_may_be_killed(paced: Stack) -> N
     head.stop()
     assert seen[1].ids == [token.id for token in alone.choices[0].tokens]
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen[0].ids))
+
+
+@pytest.fixture(scope="module")
+def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running(draft_module="tests.e2e.faults.lying_draft", log_folder=tmp_path_factory.mktemp("lies")) as stack:
+        yield stack
+
+
+@pytest.fixture
+def lied_to(liar: Stack) -> Iterator[Stack]:
+    """A gateway that has not heard a lie yet."""
+    with gateway_beside(liar) as gateway:
+        yield Stack(liar.target, liar.draft, gateway)
+
+
+def num_refused(stack: Stack) -> float:
+    return stack.metrics()["spec_proposals_refused_total"]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "lies"), [(0.0, lying_draft.OF_IDS), (0.8, lying_draft.OF_LAWS)], ids=["ids", "laws"]
+)
+async def test_a_draft_that_lies_is_refused_counted_and_changes_nothing(
+    lied_to: Stack, temperature: float, lies: dict[object, str]
+) -> None:
+    """Every round is then a plain step, so that the text is that of plain decoding at any temperature. And it is left
+    alone: after three refusals in a row it is asked once in a while.
+    """
+    started_s, seed, num_wasted = time.monotonic(), 0, 0
+    length = len(lied_to.target.log())
+
+    def refusals() -> list[str]:
+        return [
+            line
+            for line in lied_to.target.log()[length:].splitlines()
+            if "refused a delivery" in line or "refused drafts" in line
+        ]
+
+    async with AsyncClient(lied_to.grpc) as client:
+        while not all(any(lie in line for line in refusals()) for lie in lies.values()):
+            assert time.monotonic() - started_s < 20.0, f"not all of {lies.values()} in {refusals()}"
+            options = {"max_tokens": 40, "temperature": temperature, "seed": seed, "ignore_eos": True}
+            told = await client.generate(PROMPT, **options)
+            alone = await client.generate(PROMPT, **options, speculation=False)
+            assert [token.id for token in told.choices[0].tokens] == [token.id for token in alone.choices[0].tokens]
+            assert told.usage.num_draft_tokens == told.usage.num_rounds == 0
+            assert told.usage.num_plain_steps == told.usage.num_completion_tokens == 40
+            num_wasted, seed = num_wasted + told.usage.num_wasted_tokens, seed + 1
+        before, asked_s = num_refused(lied_to), time.monotonic()
+        for _ in range(4):
+            told = await client.generate(PROMPT, max_tokens=40, temperature=temperature, ignore_eos=True)
+            num_wasted += told.usage.num_wasted_tokens
+        assert num_refused(lied_to) - before <= 1 + (time.monotonic() - asked_s) / FIRST_PAUSE_S
+    after = lied_to.metrics()
+    assert 0 < num_refused(lied_to) <= len(refusals()), "a step counts once, whatever came for it"
+    assert total(after, "spec_wasted_tokens_total") == num_wasted
+    assert num_wasted <= (3 if lies is lying_draft.OF_LAWS else 0), "laws that come too late are counted and not read"
+    assert total(after, "spec_draft_tokens_total") == 0
+    assert total(after, "outrider_breaker_open", member="draft-0") == 1

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import pytest
 
 from outrider.client import AsyncClient, Completion, Speculation
 from tests.e2e.reference import assert_target_alone
-from tests.e2e.streams import PROMPT
+from tests.e2e.streams import PROMPT, Seen, greedy, speculative
 from tests.stack import DEMO_TARGET, Process, Stack
 from tests.tcp_relay import TcpRelay
 
+NOTICED_WITHIN_S = 15.0
 BACK_WITHIN_S = 10.0
 """After the network is whole: the link is made anew, and a draft that was left alone is asked again."""
 
@@ -60,6 +62,15 @@ async def network(stack: Stack) -> AsyncIterator[Network]:
             await asyncio.to_thread(gateway.stop)
 
 
+async def until(within_s: float, done: Callable[[], bool]) -> float:
+    """Seconds until `done()`, which is asked on another thread; fails when it takes longer."""
+    began_s = time.monotonic()
+    while not await asyncio.to_thread(done):
+        assert time.monotonic() - began_s < within_s
+        await asyncio.sleep(0.05)
+    return time.monotonic() - began_s
+
+
 async def answer(network: Network, max_tokens: int = 60, speculation: Speculation | bool = True) -> Completion:
     return await network.client.generate(
         PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True, speculation=speculation
@@ -87,3 +98,58 @@ async def test_draft_and_target_cut_costs_drafts_and_nothing_else(network: Netwo
     assert during.usage.num_accepted_tokens == 0 and during.usage.num_completion_tokens == 60
     after = await until_it_drafts(network)
     await judged(before, during, after)
+
+
+@pytest.mark.slow
+async def test_gateway_and_draft_cut_is_noticed_and_drafts_return(network: Network) -> None:
+    before = await until_it_drafts(network)
+    with network.to_draft.being_cut():
+        during = [await answer(network)]
+        await until(NOTICED_WITHIN_S, lambda: network.num_connected("draft") == 0)
+        await until(NOTICED_WITHIN_S, lambda: network.stack.draft_info().num_slots_in_use == 0)
+        began_s = time.monotonic()
+        during.append(await answer(network))
+        assert time.monotonic() - began_s < 3.0  # it is not asked any more
+    assert all(each.usage.num_rounds == 0 for each in during[1:])
+    after = await until_it_drafts(network)
+    await judged(before, *during, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("long", [False, True], ids=["short", "noticed"])
+async def test_gateway_and_target_cut_neither_repeats_nor_loses_a_token(network: Network, long: bool) -> None:
+    """A short one is only a pause; a long one is noticed by both, and the request goes on from its committed tokens."""
+    streams = [greedy(network.client, 600) for _ in range(3)]
+    seen = [Seen() for _ in streams]
+    await asyncio.gather(*(one.read(s, speculative(3)) for one, s in zip(seen, streams, strict=True)))
+    with network.to_target.being_cut():
+        if long:
+            await until(NOTICED_WITHIN_S, lambda: network.num_connected("target") == 0)
+            await until(NOTICED_WITHIN_S, lambda: network.stack.target_info().num_slots_in_use == 0)
+        else:
+            await asyncio.sleep(1.0)
+            assert network.num_connected("target") == 1
+    await asyncio.gather(*(one.read(s, lambda rounds: False) for one, s in zip(seen, streams, strict=True)))
+    assert [len(one.ids) for one in seen] == [600] * 3
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, one.ids) for one in seen))
+
+
+@pytest.mark.slow
+async def test_a_target_that_hangs_is_left_by_its_draft(network: Network) -> None:
+    """SIGSTOP: the draft's stream of proposals to it ends, and one to the same target begins when it is back."""
+    await until_it_drafts(network)
+    num_connections = network.deliveries.num_connections
+    target = network.stack.target.popen
+    stream, seen = greedy(network.client, 600), Seen()
+    await seen.read(stream, speculative(3))
+    target.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(NOTICED_WITHIN_S)
+        assert network.num_connected("target") == 0
+    finally:
+        target.send_signal(signal.SIGCONT)
+    await seen.read(stream, lambda rounds: False)
+    assert len(seen.ids) == 600
+    await until_it_drafts(network)
+    assert network.deliveries.num_connections > num_connections
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen.ids))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
+from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -12,9 +14,54 @@ import httpx
 import pytest
 
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.samples import total
 from tests.stack import DEMO_DRAFT, Process, Stack, gateway_beside, running
 
+LONG_PROMPT = [5 + i % 4000 for i in range(1900)]
 LONG_S = 60.0
+
+
+async def post(base_url: str, **body: object) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=LONG_S) as client:
+        return await client.post(f"{base_url}/v1/completions", json={"temperature": 0, "ignore_eos": True, **body})
+
+
+async def test_requests_behind_the_prompts_of_others_do_not_fail(stack: Stack) -> None:
+    """Feeding all prompts takes many times what one step may take; no reply comes for long, but steps are made."""
+    with gateway_beside(stack, "@gateway.workers.worker_pools.ROUND_TIMEOUT_S=1") as gateway:
+        answers = [post(f"http://{gateway.ready['http']}", prompt=LONG_PROMPT, max_tokens=2) for _ in range(8)]
+        statuses = [answer.status_code for answer in await asyncio.gather(*answers)]
+    assert statuses == [200] * 8
+
+
+async def test_a_hung_target_is_given_up_and_its_request_goes_on_when_it_is_back() -> None:
+    """Its server would answer for ever if only the engine hung; here all of it stands still."""
+    with running(draft=None, gateway_args=("@gateway.workers.worker_pools.ROUND_TIMEOUT_S=2",)) as stack:
+        whole = (await post(stack.http, prompt="def main():\n", max_tokens=400)).json()["choices"][0]["text"]
+        answer = asyncio.create_task(post(stack.http, prompt="def main():\n", max_tokens=400))
+        await asyncio.sleep(0.3)
+        stack.target.popen.send_signal(signal.SIGSTOP)
+        give_up = time.monotonic() + LONG_S
+        while total(stack.metrics(), "outrider_worker_connected", worker="target"):
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.1)
+        stack.target.popen.send_signal(signal.SIGCONT)
+        assert (await answer).json()["choices"][0]["text"] == whole
+
+
+@pytest.fixture(scope="module")
+def small_memory() -> Iterator[Stack]:
+    """Room for one answer of 600 tokens at a time."""
+    with running(target_args=("--kv-cache-tokens", "1000")) as stack:
+        yield stack
+
+
+async def test_a_request_that_never_fits_is_refused_at_once(small_memory: Stack) -> None:
+    started = time.monotonic()
+    response = await post(small_memory.http, prompt=LONG_PROMPT[:1500], max_tokens=100)
+    assert response.status_code == 400
+    assert "1600" in response.json()["error"]["message"]
+    assert time.monotonic() - started < 5
 
 
 async def test_a_stopping_gateway_ends_its_streams_with_an_error(stack: Stack) -> None:

@@ -2,8 +2,8 @@
 
     python -m tests.measures.documents
 
-Looks at what stands between backticks, and at indented commands, in README.md, CONTRIBUTING.md, docs and the READMEs of
-models and benchmarks. Not in docs/reports and CHANGELOG.md: they say what was.
+Looks at what stands between backticks, and at indented commands, in README.md, CONTRIBUTING.md, SECURITY.md, docs
+and the READMEs of models and benchmarks. Not in docs/reports and CHANGELOG.md: they say what was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = re.compile(r"\b(?:[a-z]+(?:_[a-z0-9]+)+|(?:[A-Z][a-z]+){2,})\b")
 """Names in snake_case, and class names of two words or more."""
 FOREIGN = {
     "outrider/role", "outrider/gpu", "models/name",
-    "graceful_shutdown_timeout_s", "get_random_string", "process_virtual_memory_bytes", "process_max_fds",
+    "graceful_shutdown_timeout_s", "get_random_string", "server_name", "process_virtual_memory_bytes", "process_max_fds",
     "prefix_cache_queries_total", "AngelSlim", "kube_deployment_status_replicas_unavailable", "modeling_minimax_m3_vl",
 }  # fmt: skip
 """Labels, and names of other projects' code and metrics."""
@@ -35,7 +35,7 @@ INVENTED = {
     "docs/add-a-head.md": re.compile("glance|Glance"),
 }
 """Names that a page has its reader write, by page."""
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs", "models", "benchmarks")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "models", "benchmarks")
 
 
 def tracked(*paths: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.demand_checks import MAX_MESSAGES
+from gateway.admission.request_checks import MAX_MESSAGES
 from gateway.api.forms.layers import AnswerReader
 from gateway.generation import FinishReason, OutputTimings, RoundOutput
 from gateway.tools.parts import Content

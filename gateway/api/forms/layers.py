@@ -12,7 +12,7 @@ from typing import Protocol
 import orjson
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.demand import UncheckedRequest
+from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.api.openai_responses import ChoiceReader, Json, join_outputs
 from gateway.api.speculation_answers import speculation_of
 from gateway.api.usage import usage_of

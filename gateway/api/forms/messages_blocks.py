@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from gateway.admission.demand_checks import MAX_MESSAGES
+from gateway.admission.request_checks import MAX_MESSAGES
 from gateway.api.schemas.base import LenientSchema, StrictSchema
 from gateway.api.schemas.content_parts import CONTENT, NoTextBlock, read_content, text_of_part
 from gateway.api.schemas.messages import type_field, written_arguments

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from gateway.admission.demand import FieldNames, UncheckedRequest
-from gateway.admission.demand_checks import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS
+from gateway.admission.request_checks import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS
+from gateway.admission.unchecked_request import FieldNames, UncheckedRequest
 from gateway.api.forms.messages_blocks import (
     BLOCKS,
     ROLE_BLOCKS,

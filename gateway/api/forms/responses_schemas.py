@@ -19,8 +19,8 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from gateway.admission.demand import FieldNames, UncheckedRequest
-from gateway.admission.demand_checks import MAX_MESSAGES, MAX_USER_CHARS
+from gateway.admission.request_checks import MAX_MESSAGES, MAX_USER_CHARS
+from gateway.admission.unchecked_request import FieldNames, UncheckedRequest
 from gateway.api.forms.responses_options import (
     RESPONSES_IGNORED,
     RESPONSES_NEUTRAL,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from gateway.admission.demand_checks import MAX_STOP_CHARS
+from gateway.admission.request_checks import MAX_STOP_CHARS
 from outrider.wire.requests.params import MAX_LOGIT_BIAS, Range
 
 SEED = Range(-(2**63), 2**64 - 1)

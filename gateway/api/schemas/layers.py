@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.admission.demand import FieldNames, UncheckedRequest
-from gateway.admission.demand_checks import MAX_MESSAGES
 from gateway.admission.prompts import Chat
+from gateway.admission.request_checks import MAX_MESSAGES
+from gateway.admission.unchecked_request import FieldNames, UncheckedRequest
 from gateway.api.schemas.base import StrictSchema, described
 from gateway.api.schemas.field_types import SEED
 from gateway.api.schemas.messages import MessageBody

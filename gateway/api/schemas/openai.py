@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from gateway.admission.demand import FieldNames, Infill, UncheckedRequest
-from gateway.admission.demand_checks import MAX_MESSAGES
 from gateway.admission.prompts import Chat
+from gateway.admission.request_checks import MAX_MESSAGES
+from gateway.admission.unchecked_request import FieldNames, Infill, UncheckedRequest
 from gateway.api.schemas.base import described
 from gateway.api.schemas.field_types import is_list_of
 from gateway.api.schemas.messages import AnyTool, MessageBody

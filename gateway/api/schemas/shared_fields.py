@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from gateway.admission.demand import FieldNames, UncheckedRequest
-from gateway.admission.demand_checks import MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS
+from gateway.admission.request_checks import MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS
+from gateway.admission.unchecked_request import FieldNames, UncheckedRequest
 from gateway.api.schemas.base import StrictSchema, described
 from gateway.api.schemas.content_parts import PlainText
 from gateway.api.schemas.field_types import SEED, TOKEN_ID, LogitBias, Strings, check_early_stopping

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from gateway.admission.demand import UncheckedRequest
-from gateway.admission.demand_checks import MAX_MESSAGES
+from gateway.admission.request_checks import MAX_MESSAGES
+from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.api.schemas.base import StrictSchema, described
 from gateway.api.schemas.messages import AnyTool, MessageBody
 from gateway.api.schemas.openai import ChatBody
@@ -62,7 +62,7 @@ class TokenizeBody(StrictSchema):
         if self.add_special_tokens:
             text = "add_special_tokens is true, and a chat has those that its template writes; leave it out"
             raise InvalidRequest(text, param="add_special_tokens")
-        assert self.messages is not None, "a text has no demand"
+        assert self.messages is not None, "a text is no chat"
         chat = ChatBody(
             model=self.model,
             messages=self.messages,

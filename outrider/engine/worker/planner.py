@@ -56,10 +56,10 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._fed = VirtualTokens()
 
-    def plan(self, demands: Sequence[SlotState], num_free: int) -> list[Decision]:
+    def plan(self, states: Sequence[SlotState], num_free: int) -> list[Decision]:
         """Return the decisions for the next forward.
 
-        `demands`: state of every open slot, the longest open first. `num_free`: number of free blocks.
+        `states`: state of every open slot, the longest open first. `num_free`: number of free blocks.
 
         If slots have to be preempted, all decisions are `Preempt`. The caller then has to apply them and plan again.
         Otherwise none is `Preempt`, and `Run` decisions come first.
@@ -67,37 +67,37 @@ class Scheduler:
         Example, with memory for all: slot A is ready to verify, slot B of another caller is new with a prompt of 1,000
         tokens, and `StepCost` allows 64 prompt tokens in A's step: Run(A), Admit(B), PrefillSlot(B, 64).
         """
-        plan = _Plan(demands, num_free, self._block_size)
+        plan = _Plan(states, num_free, self._block_size)
         num_running = plan.run()
         step_budget = self._max_prefill_tokens
         budget = self.cost.prefill_tokens(num_running or plan.num_expected(), step_budget)
         if num_running and self.cost.needs_probe(num_running):
             budget = 0
-        plan.feed(self._sort_waiting(demands), budget, step_budget)
+        plan.feed(self._sort_waiting(states), budget, step_budget)
         if not plan.preempted:
-            self._note_fed(demands, plan.decisions)
+            self._note_fed(states, plan.decisions)
         return list(plan.preempted) or plan.decisions
 
-    def _sort_waiting(self, demands: Sequence[SlotState]) -> list[int]:
+    def _sort_waiting(self, states: Sequence[SlotState]) -> list[int]:
         # indices of the slots that wait, by what their caller was given, and within a caller by priority and age
-        waiting = [index for index, demand in enumerate(demands) if demand.is_waiting]
+        waiting = [index for index, state in enumerate(states) if state.is_waiting]
         first = dict[bytes, int]()
         weights = dict[bytes, float]()
         for index in waiting:
-            scheduling = demands[index].scheduling
+            scheduling = states[index].scheduling
             if scheduling.caller not in first:
                 first[scheduling.caller] = index
                 weights[scheduling.caller] = scheduling.weight
-        self._fed.wait(weights, (demand.scheduling.caller for demand in demands))
+        self._fed.wait(weights, (state.scheduling.caller for state in states))
 
         def rank(index: int) -> tuple[float, int, int]:
-            scheduling = demands[index].scheduling
+            scheduling = states[index].scheduling
             return self._fed.served(scheduling.caller), first[scheduling.caller], scheduling.priority
 
         return sorted(waiting, key=rank)
 
-    def _note_fed(self, demands: Sequence[SlotState], decisions: Sequence[Decision]) -> None:
-        callers = {demand.key: demand.scheduling.caller for demand in demands}
+    def _note_fed(self, states: Sequence[SlotState], decisions: Sequence[Decision]) -> None:
+        callers = {state.key: state.scheduling.caller for state in states}
         for decision in decisions:
             if isinstance(decision, PrefillSlot):
                 self._fed.add_served(callers[decision.key], decision.num_tokens)
@@ -106,36 +106,36 @@ class Scheduler:
 class _Plan:
     """Decisions of one call of `Scheduler.plan`. After the first `Preempt` no more are made."""
 
-    def __init__(self, demands: Sequence[SlotState], num_free: int, block_size: int) -> None:
+    def __init__(self, states: Sequence[SlotState], num_free: int, block_size: int) -> None:
         self.decisions: list[Decision] = []
         self.preempted: list[Preempt] = []
-        self._demands = demands
+        self._demands = states
         self._num_free = num_free
         self._block_size = block_size
 
     def run(self) -> int:
         """Decide to run the ready slots that hold blocks; return the number of tokens that they feed."""
         num_tokens = 0
-        for index, demand in enumerate(self._demands):
-            if demand.want is not Need.STEP or not demand.num_blocks or demand.num_to_feed or self.preempted:
+        for index, state in enumerate(self._demands):
+            if state.want is not Need.STEP or not state.num_blocks or state.num_to_feed or self.preempted:
                 continue
-            missing = self._missing(demand, demand.num_after)
+            missing = self._missing(state, state.num_after)
             if missing > self._num_free:
                 self._preempt_for(missing - self._num_free, index)
-                self.decisions.append(SkipSlot(demand.key, WaitReason.MEMORY))
+                self.decisions.append(SkipSlot(state.key, WaitReason.MEMORY))
                 continue
             self._num_free -= missing
-            self.decisions.append(Run(demand.key))
-            num_tokens += demand.num_after - demand.num_cached
+            self.decisions.append(Run(state.key))
+            num_tokens += state.num_after - state.num_cached
         return num_tokens
 
     def num_expected(self) -> int:
         """Return the number of tokens that the slots that are now between two steps will feed in their next one."""
         num_tokens = 0
-        for demand in self._demands:
-            if demand.want in (Need.NOTHING, Need.PREFILL) and demand.num_blocks and not demand.num_to_feed:
+        for state in self._demands:
+            if state.want in (Need.NOTHING, Need.PREFILL) and state.num_blocks and not state.num_to_feed:
                 # Draft tokens of the last step may still be in the slot's cache.
-                num_tokens += max(1, demand.num_after - demand.num_cached)
+                num_tokens += max(1, state.num_after - state.num_cached)
         return num_tokens
 
     def feed(self, waiting: Sequence[int], decode_budget: int, step_budget: int) -> None:
@@ -149,32 +149,32 @@ class _Plan:
         num_fed = 0
         no_memory = False  # for an admission: no later slot may be admitted either
         for index in waiting:
-            demand = self._demands[index]
+            state = self._demands[index]
             if self.preempted:
                 return
             budget = decode_budget - num_fed
-            if demand.num_to_read <= short:
+            if state.num_to_read <= short:
                 budget = step_budget - num_fed
-            if demand.num_blocks:
-                if demand.num_to_feed:
-                    num_fed += self._feed(demand, index, budget)
+            if state.num_blocks:
+                if state.num_to_feed:
+                    num_fed += self._feed(state, index, budget)
                 continue
-            missing = self._missing(demand, demand.num_after)
+            missing = self._missing(state, state.num_after)
             if not no_memory and missing > num_spare:
                 no_memory = True
                 self._preempt(missing - num_spare, self._dormant())
             if no_memory:
-                self.decisions.append(SkipSlot(demand.key, WaitReason.MEMORY))
+                self.decisions.append(SkipSlot(state.key, WaitReason.MEMORY))
                 continue
-            if demand.num_to_feed and budget <= 0:
-                self.decisions.append(SkipSlot(demand.key, WaitReason.BUDGET))
+            if state.num_to_feed and budget <= 0:
+                self.decisions.append(SkipSlot(state.key, WaitReason.BUDGET))
                 continue
-            self.decisions.append(Admit(demand.key))
-            num_spare -= missing + self._reserve(demand)
-            if demand.num_to_feed:
-                num_fed += self._feed(demand, index, budget)
+            self.decisions.append(Admit(state.key))
+            num_spare -= missing + self._reserve(state)
+            if state.num_to_feed:
+                num_fed += self._feed(state, index, budget)
             else:
-                num_fed += self._run_admitted(demand)
+                num_fed += self._run_admitted(state)
 
     def _pause_for(self, step_budget: int) -> int:
         """Return the maximum prompt length, in tokens, for which running slots pause; 0 when they do not."""
@@ -182,45 +182,45 @@ class _Plan:
         callers = set[bytes]()
         num_running = 0
         num_waiting = 0
-        for demand in self._demands:
-            if demand.has_memory and not demand.num_to_feed:
+        for state in self._demands:
+            if state.has_memory and not state.num_to_feed:
                 num_running += 1
-                callers.add(demand.scheduling.caller)
-            elif demand.want in (Need.STEP, Need.PREFILL) and demand.num_to_feed and demand.num_to_read <= short:
+                callers.add(state.scheduling.caller)
+            elif state.want in (Need.STEP, Need.PREFILL) and state.num_to_feed and state.num_to_read <= short:
                 num_waiting += 1
-                callers.add(demand.scheduling.caller)
+                callers.add(state.scheduling.caller)
         if num_running and len(callers) > 1:
             return 0  # a slot never pauses for another caller's prompt
         if num_waiting < WAITING_SERVED_RATIO * num_running:
             return 0
         return short
 
-    def _feed(self, demand: SlotState, index: int, budget: int) -> int:
+    def _feed(self, state: SlotState, index: int, budget: int) -> int:
         if budget <= 0:
-            self.decisions.append(SkipSlot(demand.key, WaitReason.BUDGET))
+            self.decisions.append(SkipSlot(state.key, WaitReason.BUDGET))
             return 0
-        num_needed = demand.num_cached
-        if not demand.num_to_encode:  # a chunk adds a token at least to the slot's cache; a source adds none
+        num_needed = state.num_cached
+        if not state.num_to_encode:  # a chunk adds a token at least to the slot's cache; a source adds none
             num_needed += 1
-        missing = self._missing(demand, num_needed)
+        missing = self._missing(state, num_needed)
         if missing > self._num_free:
             self._preempt_for(missing - self._num_free, index)
-            self.decisions.append(SkipSlot(demand.key, WaitReason.MEMORY))
+            self.decisions.append(SkipSlot(state.key, WaitReason.MEMORY))
             return 0
-        if demand.num_to_encode:
+        if state.num_to_encode:
             self._num_free -= missing
-            self.decisions.append(PrefillSlot(demand.key, demand.num_to_encode))
-            return demand.num_to_encode
-        num_blocks = demand.num_blocks - demand.num_source_blocks + self._num_free - demand.num_copied
-        num_tokens = min(demand.num_to_feed, budget, num_blocks * self._block_size - demand.num_cached)
-        self._num_free -= self._missing(demand, demand.num_cached + num_tokens)
-        self.decisions.append(PrefillSlot(demand.key, num_tokens))
+            self.decisions.append(PrefillSlot(state.key, state.num_to_encode))
+            return state.num_to_encode
+        num_blocks = state.num_blocks - state.num_source_blocks + self._num_free - state.num_copied
+        num_tokens = min(state.num_to_feed, budget, num_blocks * self._block_size - state.num_cached)
+        self._num_free -= self._missing(state, state.num_cached + num_tokens)
+        self.decisions.append(PrefillSlot(state.key, num_tokens))
         return num_tokens
 
-    def _run_admitted(self, demand: SlotState) -> int:
-        self._num_free -= self._missing(demand, demand.num_after)
-        self.decisions.append(Run(demand.key))
-        return demand.num_after
+    def _run_admitted(self, state: SlotState) -> int:
+        self._num_free -= self._missing(state, state.num_after)
+        self.decisions.append(Run(state.key))
+        return state.num_after
 
     def _num_spare(self) -> int:
         """Return the number of free blocks that no running or half-prefilled slot needs.
@@ -228,33 +228,33 @@ class _Plan:
         Dormant slots reserve nothing: they are preempted when their blocks are needed.
         """
         num_spare = self._num_free
-        for demand in self._demands:
-            if not demand.has_memory:
+        for state in self._demands:
+            if not state.has_memory:
                 continue
-            num_spare -= self._reserve(demand)
-            if demand.num_to_feed:
-                num_spare -= self._missing(demand, demand.num_after)
+            num_spare -= self._reserve(state)
+            if state.num_to_feed:
+                num_spare -= self._missing(state, state.num_after)
         return num_spare
 
-    def _reserve(self, demand: SlotState) -> int:
+    def _reserve(self, state: SlotState) -> int:
         # blocks of 256: one more block where fewer than 16 tokens fit into the last one; blocks of 16: always one more
-        return int(-demand.num_after % self._block_size < GROWTH_TOKENS)
+        return int(-state.num_after % self._block_size < GROWTH_TOKENS)
 
-    def _missing(self, demand: SlotState, num_tokens: int) -> int:
+    def _missing(self, state: SlotState, num_tokens: int) -> int:
         # blocks of 16, 3 held, no source: 50 tokens need 4 blocks, so 1 is missing
-        missing = demand.num_source_blocks - (-num_tokens // self._block_size) - demand.num_blocks
+        missing = state.num_source_blocks - (-num_tokens // self._block_size) - state.num_blocks
         num_missing = max(missing, 0)
-        if num_tokens > demand.num_cached:
-            num_missing += demand.num_copied
+        if num_tokens > state.num_cached:
+            num_missing += state.num_copied
         return num_missing
 
     def _preempt_for(self, num_blocks: int, index: int) -> None:
         """Preempt dormant slots, then slots younger than the one at `index`, the youngest first."""
-        younger = [demand for demand in reversed(self._demands[index + 1 :]) if demand.has_memory]
+        younger = [state for state in reversed(self._demands[index + 1 :]) if state.has_memory]
         self._preempt(num_blocks, [*self._dormant(), *younger])
 
     def _dormant(self) -> list[SlotState]:
-        return [demand for demand in self._demands if demand.want is Need.DORMANT and demand.num_blocks]
+        return [state for state in self._demands if state.want is Need.DORMANT and state.num_blocks]
 
     def _preempt(self, num_blocks: int, victims: Sequence[SlotState]) -> None:
         """Preempt `victims` in order until `num_blocks` are free; preempt none when all of them do not hold enough."""

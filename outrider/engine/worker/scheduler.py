@@ -109,8 +109,8 @@ class StepScheduler:
         """
         preempted: set[SlotKey] = set()
         while True:
-            demands = [_slot_state(slot, step_requests.get(slot.key), now, feed_all) for slot in self._table]
-            decisions = self._scheduler.plan(demands, self._pool.num_free)
+            states = [_slot_state(slot, step_requests.get(slot.key), now, feed_all) for slot in self._table]
+            decisions = self._scheduler.plan(states, self._pool.num_free)
             victims = [decision.key for decision in decisions if isinstance(decision, Preempt)]
             if not victims:
                 return self._apply(decisions, preempted)

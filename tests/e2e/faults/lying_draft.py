@@ -61,9 +61,22 @@ def no_log_probs(message):
     message.ClearField("distributions")
 
 
-OF_IDS = (id_out_of_range, too_many_ids, stale_epoch, later_parent, unknown_kind)
-"""What is delivered at temperature 0 has no distributions to lie with."""
-OF_LAWS = (too_few_values, too_narrow_rows, wrong_dtype, nan_log_probs, no_log_probs)
+OF_IDS = {
+    id_out_of_range: "ids hold 4096, outside 0 to 4095",
+    too_many_ids: "each node has one",
+    stale_epoch: "delivery is for target epoch",
+    later_parent: "parent of node 0 is 7",
+    unknown_kind: "kinds hold 9",
+}
+"""What the target's log says of each. What is delivered at temperature 0 has no distributions to lie with."""
+OF_LAWS = {
+    too_few_values: "bytes, its shape",
+    too_narrow_rows: "vocab_size is 4095, the target's is 4096",
+    wrong_dtype: "has dtype",
+    nan_log_probs: "log-probs hold NaN",
+    no_log_probs: "distributions are missing",
+}
+
 turns = {True: itertools.cycle(OF_LAWS), False: itertools.cycle(OF_IDS)}
 at_root = itertools.cycle([nan_log_probs, *OF_LAWS])
 """Of what hangs under committed tokens: numbers are read where they are needed, which the others' never are."""

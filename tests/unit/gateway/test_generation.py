@@ -9,8 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
-from gateway.admission.demand import UncheckedRequest
 from gateway.admission.requests import build_requests
+from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.api.forms.messages_form import MessageForm
 from gateway.api.forms.responses_form import ResponseForm
 from gateway.api.forms.responses_schemas import ResponsesBody

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.admission.demand import FieldNames, UncheckedRequest
 from gateway.admission.prompts import ChatSettings, PromptReader
 from gateway.admission.text_threads import TextThreads
+from gateway.admission.unchecked_request import FieldNames, UncheckedRequest
 from gateway.api.schemas.openai import CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from outrider.v1 import common_pb2 as pb

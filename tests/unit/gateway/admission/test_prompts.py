@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.demand import UncheckedRequest
 from gateway.admission.prompts import INLINE_CHARS, Chat, ChatSettings, PromptReader
 from gateway.admission.requests import build_requests
+from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from outrider.wire.errors import ContextExceeded, InvalidRequest

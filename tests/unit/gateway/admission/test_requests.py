@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.demand_checks import check_request
 from gateway.admission.prompts import PromptReader
+from gateway.admission.request_checks import check_request
 from gateway.admission.requests import build_requests
 from gateway.api.schemas.openai import CompletionBody
 from gateway.api.schemas.parsing import parse_body

@@ -28,7 +28,7 @@ from outrider.wire.requests.scheduling import Scheduling
 BLOCK_SIZE = 4
 
 
-def demand(
+def state(
     index: int,
     want: Need = Need.STEP,
     committed: int = 9,
@@ -43,11 +43,11 @@ def demand(
 
 
 def blank(index: int, committed: int = 9, want: Need = Need.STEP) -> SlotState:
-    return demand(index, want, committed, cached=0)
+    return state(index, want, committed, cached=0)
 
 
-def plan(*demands: SlotState, num_free: int = 100, budget: int = 64) -> list[Decision]:
-    return Scheduler(BLOCK_SIZE, budget).plan(demands, num_free)
+def plan(*states: SlotState, num_free: int = 100, budget: int = 64) -> list[Decision]:
+    return Scheduler(BLOCK_SIZE, budget).plan(states, num_free)
 
 
 def keys(decisions: list[Decision], kind: type) -> list[int]:
@@ -55,24 +55,24 @@ def keys(decisions: list[Decision], kind: type) -> list[int]:
 
 
 def test_ready_steps_go_before_an_older_prompt() -> None:
-    decisions = plan(demand(1, Need.PREFILL, 300, cached=20), demand(2), demand(3))
+    decisions = plan(state(1, Need.PREFILL, 300, cached=20), state(2), state(3))
     assert decisions == [Run((1, 2)), Run((1, 3)), PrefillSlot((1, 1), 64)]
 
 
 def test_a_prompt_alone_gets_the_whole_budget() -> None:
-    assert plan(demand(1, Need.STEP, 300, cached=20)) == [PrefillSlot((1, 1), 64)]
-    assert plan(demand(1, Need.STEP, 60, cached=20)) == [PrefillSlot((1, 1), 39)]
+    assert plan(state(1, Need.STEP, 300, cached=20)) == [PrefillSlot((1, 1), 64)]
+    assert plan(state(1, Need.STEP, 60, cached=20)) == [PrefillSlot((1, 1), 39)]
 
 
 def test_nobody_younger_overtakes_one_who_waits_for_memory() -> None:
-    decisions = plan(demand(1), blank(2, 80), blank(3), num_free=12)
+    decisions = plan(state(1), blank(2, 80), blank(3), num_free=12)
     assert decisions == [Run((1, 1)), SkipSlot((1, 2), WaitReason.MEMORY), SkipSlot((1, 3), WaitReason.MEMORY)]
 
 
 def test_a_slot_begins_when_all_that_it_needs_is_there() -> None:
     """9 + 4 tokens are 4 blocks; the running slot's own step takes 2, and 1 is left to it."""
-    assert Admit((1, 2)) not in plan(demand(1), blank(2), num_free=6)
-    assert Admit((1, 2)) in plan(demand(1), blank(2), num_free=7)
+    assert Admit((1, 2)) not in plan(state(1), blank(2), num_free=6)
+    assert Admit((1, 2)) in plan(state(1), blank(2), num_free=7)
 
 
 @pytest.mark.parametrize(("num_free", "num_begun"), [(4, 3), (3, 3), (2, 2)])
@@ -81,35 +81,35 @@ def test_a_block_that_has_tokens_left_is_what_its_slot_grows_into(num_free: int,
     scheduler = Scheduler(256, 64)
     begun = keys(scheduler.plan([blank(index, 20) for index in range(3)], num_free), Admit)
     assert begun == list(range(num_begun))
-    running, nearly_full = demand(0, Need.NOTHING, 20, k=0, blocks=1), demand(1, Need.NOTHING, 250, k=0, blocks=1)
+    running, nearly_full = state(0, Need.NOTHING, 20, k=0, blocks=1), state(1, Need.NOTHING, 250, k=0, blocks=1)
     assert keys(scheduler.plan([running, blank(2, 20)], num_free=1), Admit) == [2]
     assert keys(scheduler.plan([nearly_full, blank(2, 20)], num_free=1), Admit) == [], "the one block is for its growth"
 
 
 def test_the_youngest_gives_its_memory_up() -> None:
-    assert plan(demand(1), demand(2), demand(3), num_free=1) == [Preempt((1, 3))]
-    assert plan(demand(1), demand(2, Need.NOTHING), demand(3, Need.PREFILL), num_free=0) == [Preempt((1, 3))]
+    assert plan(state(1), state(2), state(3), num_free=1) == [Preempt((1, 3))]
+    assert plan(state(1), state(2, Need.NOTHING), state(3, Need.PREFILL), num_free=0) == [Preempt((1, 3))]
 
 
 def test_nobody_takes_from_an_older_one_unless_it_is_dormant() -> None:
-    assert plan(demand(1, Need.NOTHING), demand(2), num_free=0) == [SkipSlot((1, 2), WaitReason.MEMORY)]
-    assert plan(demand(1, Need.DORMANT), demand(2), demand(3), num_free=0) == [Preempt((1, 1))]
-    assert plan(demand(1, Need.DORMANT), blank(2, 12), num_free=0)[0] == SkipSlot(
+    assert plan(state(1, Need.NOTHING), state(2), num_free=0) == [SkipSlot((1, 2), WaitReason.MEMORY)]
+    assert plan(state(1, Need.DORMANT), state(2), state(3), num_free=0) == [Preempt((1, 1))]
+    assert plan(state(1, Need.DORMANT), blank(2, 12), num_free=0)[0] == SkipSlot(
         (1, 2), WaitReason.MEMORY
     )  # that would not do
-    assert plan(demand(1, Need.DORMANT), blank(2, 4), num_free=1) == [Preempt((1, 1))]
+    assert plan(state(1, Need.DORMANT), blank(2, 4), num_free=1) == [Preempt((1, 1))]
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=12), st.integers(0, 8), st.data())
 def test_dormant_slots_keep_nobody_waiting(held: list[tuple[int, bool]], num_free: int, data: st.DataObject) -> None:
     """Whatever they hold, and half-fed or not: a text that fits the pool begins, though none of them ever wakes."""
     dormant = [
-        demand(index, Need.DORMANT, (100 if half_fed else 1) + blocks * BLOCK_SIZE, blocks * BLOCK_SIZE, 0, blocks)
+        state(index, Need.DORMANT, (100 if half_fed else 1) + blocks * BLOCK_SIZE, blocks * BLOCK_SIZE, 0, blocks)
         for index, (blocks, half_fed) in enumerate(held)
     ]
     num_pool = num_free + sum(blocks for blocks, _ in held)
     committed = data.draw(st.integers(1, num_pool * BLOCK_SIZE))
-    asking = demand(99, Need.STEP, committed, cached=0, k=0)
+    asking = state(99, Need.STEP, committed, cached=0, k=0)
     decisions = plan(*dormant, asking, num_free=num_free, budget=10_000)
     taken = set(keys(decisions, Preempt))
     if taken:
@@ -129,24 +129,22 @@ def test_a_source_is_encoded_whole_and_counts_against_the_budget() -> None:
     assert plan(sourced(1, 100)) == [Admit((1, 1)), PrefillSlot((1, 1), 100)]
     decisions = plan(*(sourced(index, 40) for index in range(1, 4)))
     assert fed_tokens(decisions) == {1: 40, 2: 40} and SkipSlot((1, 3), WaitReason.BUDGET) in decisions
-    decisions = plan(sourced(1, 64), demand(2), sourced(3, 1))
+    decisions = plan(sourced(1, 64), state(2), sourced(3, 1))
     assert fed_tokens(decisions) == {1: 64} and keys(decisions, Run) == [2]
 
 
 def test_a_slot_with_a_source_begins_only_when_both_fit() -> None:
     """5 tokens are 2 blocks, 17 of a source 5; the running slot's own step takes 2, and 1 is left to it."""
-    assert keys(plan(demand(1), sourced(2, 17), num_free=9), Admit) == []
-    assert keys(plan(demand(1), sourced(2, 17), num_free=10), Admit) == [2]
+    assert keys(plan(state(1), sourced(2, 17), num_free=9), Admit) == []
+    assert keys(plan(state(1), sourced(2, 17), num_free=10), Admit) == [2]
     held = sourced(2, 17, Need.PREFILL, blocks=1)
-    assert PrefillSlot((1, 2), 17) in plan(demand(1), held, demand(3, Need.NOTHING), num_free=6)
-    assert plan(demand(1), held, demand(3, Need.NOTHING), num_free=5) == [Preempt((1, 3))]
+    assert PrefillSlot((1, 2), 17) in plan(state(1), held, state(3, Need.NOTHING), num_free=6)
+    assert plan(state(1), held, state(3, Need.NOTHING), num_free=5) == [Preempt((1, 3))]
 
 
 def test_a_prompt_is_fed_as_far_as_memory_goes() -> None:
-    assert plan(demand(1, Need.PREFILL, 80, cached=22), demand(2, Need.NOTHING), num_free=2) == [
-        PrefillSlot((1, 1), 10)
-    ]
-    assert plan(demand(1, Need.PREFILL, 80, cached=24), demand(2, Need.NOTHING), num_free=0) == [Preempt((1, 2))]
+    assert plan(state(1, Need.PREFILL, 80, cached=22), state(2, Need.NOTHING), num_free=2) == [PrefillSlot((1, 1), 10)]
+    assert plan(state(1, Need.PREFILL, 80, cached=24), state(2, Need.NOTHING), num_free=0) == [Preempt((1, 2))]
 
 
 def asked(index: int, committed: int, caller: bytes = b"", **scheduling: float) -> SlotState:
@@ -164,9 +162,9 @@ def test_a_caller_with_a_short_prompt_waits_for_one_piece_of_anothers_and_no_mor
 
 def test_prompts_are_fed_by_weight() -> None:
     scheduler, fed = Scheduler(BLOCK_SIZE, 64), Counter[int]()
-    demands = [asked(1, 99999, b"a", weight=1.0), asked(2, 99999, b"b", weight=3.0)]
+    states = [asked(1, 99999, b"a", weight=1.0), asked(2, 99999, b"b", weight=3.0)]
     for _ in range(40):
-        fed.update(fed_tokens(scheduler.plan(demands, 99999)))
+        fed.update(fed_tokens(scheduler.plan(states, 99999)))
     assert fed == {1: 640, 2: 1920}
 
 
@@ -180,7 +178,7 @@ def busy(num_running: int) -> tuple[Scheduler, list[SlotState]]:
     scheduler = Scheduler(BLOCK_SIZE, 256)
     scheduler.cost.note(0, 256, 0.256)
     scheduler.cost.note(num_running, 0, 0.020)
-    return scheduler, [demand(index, k=0) for index in range(num_running)]
+    return scheduler, [state(index, k=0) for index in range(num_running)]
 
 
 def fed_tokens(decisions: list[Decision]) -> dict[int, int]:
@@ -190,8 +188,8 @@ def fed_tokens(decisions: list[Decision]) -> dict[int, int]:
 def test_those_who_run_pause_for_many_short_prompts() -> None:
     """Three beside ten are enough; two are not, and a long one does not count."""
     scheduler, running = busy(10)
-    short = [demand(20 + index, Need.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
-    long = demand(30, Need.PREFILL, 2 * 256 + 1, cached=500, blocks=125)  # nearly done
+    short = [state(20 + index, Need.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
+    long = state(30, Need.PREFILL, 2 * 256 + 1, cached=500, blocks=125)  # nearly done
     assert fed_tokens(scheduler.plan([*running, *short], 500)) == {20: 100, 21: 100, 22: 56}
     assert fed_tokens(scheduler.plan([*running, *short[:2]], 500)) == {20: 10}
     assert fed_tokens(scheduler.plan([*running, *short[:2], long], 500)) == {20: 10}
@@ -199,7 +197,7 @@ def test_those_who_run_pause_for_many_short_prompts() -> None:
 
 def test_nobody_pauses_for_another_callers_prompts() -> None:
     scheduler, running = busy(2)
-    others = [demand(20 + index, Need.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
+    others = [state(20 + index, Need.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
     others = [each._replace(scheduling=Scheduling(b"another")) for each in others]
     assert fed_tokens(scheduler.plan([*running, *others], 500)) == {20: 10}
     assert fed_tokens(scheduler.plan(others, 500)) == {20: 100, 21: 100, 22: 56}
@@ -207,8 +205,8 @@ def test_nobody_pauses_for_another_callers_prompts() -> None:
 
 def test_a_long_prompt_gets_no_more_beside_short_ones_and_keeps_none_of_them_waiting() -> None:
     scheduler, running = busy(2)
-    short = demand(20, Need.PREFILL, 101, cached=0, blocks=1)
-    long = demand(30, Need.PREFILL, 6000, cached=0, blocks=1)
+    short = state(20, Need.PREFILL, 101, cached=0, blocks=1)
+    long = state(30, Need.PREFILL, 6000, cached=0, blocks=1)
     assert fed_tokens(scheduler.plan([*running, long, short], 500)) == {30: 10, 20: 100}
     assert fed_tokens(scheduler.plan([*running, short, long], 500)) == {20: 100}
     assert fed_tokens(scheduler.plan([*running, long], 500)) == {30: 10}
@@ -216,7 +214,7 @@ def test_a_long_prompt_gets_no_more_beside_short_ones_and_keeps_none_of_them_wai
 
 def test_short_prompts_pass_a_long_one_that_has_not_begun() -> None:
     scheduler, running = busy(10)
-    half_fed = demand(20, Need.PREFILL, 6000, cached=400, blocks=100)
+    half_fed = state(20, Need.PREFILL, 6000, cached=400, blocks=100)
     waiting = blank(21, 6000, Need.PREFILL)
     short = [blank(30 + index, 101, Need.PREFILL) for index in range(3)]
     decisions = scheduler.plan([*running, half_fed, waiting, *short], 5000)
@@ -243,7 +241,7 @@ class Sequence:
     want: Need = Need.PREFILL
     num_preempted: int = 0
 
-    def demand(self, pool: KVPool) -> SlotState:
+    def state(self, pool: KVPool) -> SlotState:
         num_after = min(len(self.ids) + self.k, self.num_end)
         first = self.num_cached // BLOCK_SIZE
         shared = any(pool.num_references(block) > 1 for block in self.table.blocks[first : first + 1])
@@ -287,46 +285,46 @@ class World:
     def step(self) -> bool:
         """False when nothing could be done."""
         while True:
-            demands = [sequence.demand(self.pool) for sequence in self.open]
-            decisions = self.scheduler.plan(demands, self.pool.num_free)
+            states = [sequence.state(self.pool) for sequence in self.open]
+            decisions = self.scheduler.plan(states, self.pool.num_free)
             if not any(isinstance(decision, Preempt) for decision in decisions):
                 break
             assert all(isinstance(decision, Preempt) for decision in decisions)
             for decision in decisions:
                 self.preempt(self.find(decision))
-        self.check(demands, decisions)
+        self.check(states, decisions)
         worked = [decision for decision in decisions if isinstance(decision, Run | PrefillSlot)]
         num_fed = sum(decision.num_tokens for decision in worked if isinstance(decision, PrefillSlot))
         for decision in decisions:
             self.apply(decision)
         if worked:
-            self.scheduler.cost.note(self.num_run(demands, decisions), num_fed, 0.010 + 0.001 * num_fed)
+            self.scheduler.cost.note(self.num_run(states, decisions), num_fed, 0.010 + 0.001 * num_fed)
         return bool(worked)
 
-    def num_run(self, demands: list[SlotState], decisions: list[Decision]) -> int:
+    def num_run(self, states: list[SlotState], decisions: list[Decision]) -> int:
         """Tokens of those whose step goes and who held memory before."""
         going = [d.key for d in decisions if isinstance(d, Run)]
-        return sum(d.num_after - d.num_cached for d in demands if d.key in going and d.num_blocks)
+        return sum(d.num_after - d.num_cached for d in states if d.key in going and d.num_blocks)
 
-    def check(self, demands: list[SlotState], decisions: list[Decision]) -> None:
+    def check(self, states: list[SlotState], decisions: list[Decision]) -> None:
         going = [d.key for d in decisions if isinstance(d, Run | PrefillSlot)]
         assert len(set(going)) == len(going)
-        ready = [d for d in demands if d.want is Need.STEP and d.num_blocks and not d.num_to_feed]
+        ready = [d for d in states if d.want is Need.STEP and d.num_blocks and not d.num_to_feed]
         waiting = [d.key for d in decisions if isinstance(d, SkipSlot)]
         assert all(d.key in going or d.key in waiting for d in ready)
-        num_run = self.num_run(demands, decisions)
+        num_run = self.num_run(states, decisions)
         probe = bool(num_run) and self.scheduler.cost.needs_probe(num_run)  # prompts wait for one step
-        for d in demands:  # the oldest that wants something gets it, unless older ones hold the memory
+        for d in states:  # the oldest that wants something gets it, unless older ones hold the memory
             wants_work = d.want is Need.STEP or (d.want is Need.PREFILL and d.num_to_feed)
-            if wants_work and not any(other.num_blocks for other in demands if other.key < d.key):
-                younger_hold = any(other.num_blocks for other in demands if other.key > d.key)
+            if wants_work and not any(other.num_blocks for other in states if other.key < d.key):
+                younger_hold = any(other.num_blocks for other in states if other.key > d.key)
                 assert d.key in going or (not d.num_blocks and younger_hold) or (d.num_to_feed and probe)
             if wants_work:
                 break
         begun = [d.key for d in decisions if isinstance(d, Admit)]
         for wait in (d for d in decisions if isinstance(d, SkipSlot)):
-            one = next(d for d in demands if d.key == wait.key)
-            overtaking = [d for d in demands if d.key in begun and d.key > one.key and not one.num_blocks]
+            one = next(d for d in states if d.key == wait.key)
+            overtaking = [d for d in states if d.key in begun and d.key > one.key and not one.num_blocks]
             if wait.why is WaitReason.BUDGET:  # some need none of it, or have more of it
                 overtaking = [d for d in overtaking if d.num_to_feed and d.num_to_read >= one.num_to_read]
             assert not overtaking

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.demand import UncheckedRequest
 from gateway.admission.requests import build_requests
+from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.api.forms.messages_schemas import MessagesBody
 from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody, CompletionBody

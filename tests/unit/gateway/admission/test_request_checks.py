@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.demand import FieldNames, UncheckedRequest
-from gateway.admission.demand_checks import check_request, find_model
+from gateway.admission.request_checks import check_request, find_model
+from gateway.admission.unchecked_request import FieldNames, UncheckedRequest
 from gateway.generation import ServedFacts, SpeculationOptions
 from outrider.wire.errors import InvalidRequest, ModelNotFound
 from outrider.wire.requests.drafters import Drafter

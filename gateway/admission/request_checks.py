@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.admission.demand import Infill, Prompt, UncheckedRequest
 from gateway.admission.prompts import Chat
+from gateway.admission.unchecked_request import Infill, Prompt, UncheckedRequest
 from gateway.generation import ServedFacts, SpeculationOptions
 from outrider.wire.errors import InvalidRequest, ModelNotFound
 from outrider.wire.kinds import DraftLogprobs
