@@ -26,8 +26,9 @@ NAME = re.compile(r"\b(?:[a-z]+(?:_[a-z0-9]+)+|(?:[A-Z][a-z]+){2,})\b")
 """Names in snake_case, and class names of two words or more."""
 FOREIGN = {
     "outrider/role", "outrider/gpu", "models/name",
-    "graceful_shutdown_timeout_s", "get_random_string", "server_name", "process_virtual_memory_bytes", "process_max_fds",
-    "prefix_cache_queries_total", "AngelSlim", "kube_deployment_status_replicas_unavailable", "modeling_minimax_m3_vl",
+    "graceful_shutdown_timeout_s", "get_random_string", "process_virtual_memory_bytes", "process_max_fds",
+    "server_name", "prefix_cache_queries_total", "AngelSlim",
+    "kube_deployment_status_replicas_unavailable", "modeling_minimax_m3_vl",
 }  # fmt: skip
 """Labels, and names of other projects' code and metrics."""
 INVENTED = {
