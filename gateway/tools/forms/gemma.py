@@ -34,7 +34,8 @@ class Gemma:
 
     quote: str
     is_sorted: bool = False
-    """Whether the grammar has parameters in the order of the alphabet, as templates of the family write them."""
+    """Whether the grammar has parameters in the order of the alphabet, capital letters or not, as templates of the
+    family write them."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -164,7 +165,7 @@ class Gemma:
                 return '"{" "}"'
             return "gemma_object"
         if self.is_sorted:
-            schema = {**schema, "properties": dict(sorted(properties.items()))}
+            schema = {**schema, "properties": dict(sorted(properties.items(), key=_lower_key))}
         sequence = properties_in_order(schema, label, parts, ":", '","', self._value)
         return f'"{{" {sequence} "}}"'
 
@@ -204,12 +205,17 @@ class Gemma:
         if isinstance(value, Mapping):
             items = list(value.items())
             if self.is_sorted:
-                items.sort()
+                items.sort(key=_lower_key)
             pairs = [f"{key}:{self._written(item)}" for key, item in items]
             return "{" + ",".join(pairs) + "}"
         if isinstance(value, list):
             return "[" + ",".join(self._written(item) for item in value) + "]"
         return json.dumps(value)
+
+
+def _lower_key(item: tuple[str, Any]) -> str:
+    # Jinja's dictsort ignores case: user_id comes before userId
+    return item[0].lower()
 
 
 def _plain_number(word: str) -> str:
