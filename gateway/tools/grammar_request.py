@@ -23,7 +23,7 @@ class ToolGrammarRequest:
     family_name: str | None
     """CallFamily in which calls are written; None = no calls."""
     reasoning_name: str | None
-    """CallFamily of the reasoning that an output may begin with; None = it has none."""
+    """ReasoningFamily of the reasoning that an output may begin with; None = it has none."""
     in_reasoning: bool
     """Whether the prompt ends inside the reasoning."""
     answer: str

@@ -28,7 +28,7 @@ class Reading:
     schemas: Schemas
     """The JSON Schema of each tool's arguments, by the name of the tool."""
     reasoning: ReasoningFamily | None
-    """CallFamily of the reasoning; None = there is none."""
+    """ReasoningFamily of the reasoning; None = there is none."""
     in_reasoning: bool
     """Whether the prompt ends inside the reasoning."""
     max_calls: int | None
