@@ -70,7 +70,7 @@ def _body(request: ToolGrammarRequest, parts: GrammarParts) -> str:
     offer = request.offer
     family = request.family
     reasoning = request.reasoning
-    if not request.binds_answer and reasoning is not None and not reasoning.answer_start:
+    if reasoning is not None and _is_unbound(request, reasoning):
         return _unbound(reasoning, parts)
     if family is None or not offer.tools:
         return _answer(request, parts)
@@ -79,6 +79,11 @@ def _body(request: ToolGrammarRequest, parts: GrammarParts) -> str:
     if request.answer:
         return f"{_calls(offer, family, parts)} | {_answer(request, parts)}"
     return _text_or_calls(request, family, parts)
+
+
+def _is_unbound(request: ToolGrammarRequest, reasoning: ReasoningFamily) -> bool:
+    """Return whether the grammar bounds the reasoning alone."""
+    return not request.binds_answer and not reasoning.answer_start
 
 
 def _answer(request: ToolGrammarRequest, parts: GrammarParts) -> str:
@@ -207,7 +212,18 @@ def _start(request: ToolGrammarRequest, body: str, parts: GrammarParts) -> str:
     thought = f"{text} {gap} body"
     if request.in_reasoning:
         return thought
-    return f"body | {parts.spell(begin)} {thought}"
+    before = ""
+    if request.max_reasoning_tokens is not None:
+        before = _before_reasoning(request, reasoning, parts)
+    return f"body | {before} {parts.spell(begin)} {thought}"
+
+
+def _before_reasoning(request: ToolGrammarRequest, reasoning: ReasoningFamily, parts: GrammarParts) -> str:
+    """Return the right side of the rule of what may stand in front of the reasoning: white space, as for the reader."""
+    if _is_unbound(request, reasoning):
+        return "body?"  # its rule of tokens takes the white space, so that a lexeme beside it would get none
+    parts.rules.append(f"SPACE: /{_SPACE}/")
+    return "SPACE"
 
 
 def _bounded_thought(max_tokens: int, end: str, parts: GrammarParts) -> str:
