@@ -52,7 +52,7 @@ def tool_grammar(request: ToolGrammarRequest) -> str:
     grammars = [{"name": "calls", "lark_grammar": lark}, *parts.schemas]
     if "@answer" in lark:
         grammars.append({**json.loads(request.answer)["grammars"][0], "name": "answer"})
-    return _checked(grammars)
+    return _checked(grammars, has_tools=bool(request.offer.tools))
 
 
 def _parts(request: ToolGrammarRequest) -> GrammarParts:
@@ -276,19 +276,26 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _checked(grammars: list[dict[str, Any]]) -> str:
+def _checked(grammars: list[dict[str, Any]], *, has_tools: bool) -> str:
     """Return the grammars as one text. Raises InvalidRequest if they are too large together: each alone is checked
     already.
     """
     text = json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
     num_bytes = len(text.encode())
+    what = "reasoning and the form of the answer"
+    remedy = "make that form simpler"
+    param = None
+    if has_tools:
+        what = "tools"
+        remedy = "offer fewer"
+        param = "tools"
     if num_bytes > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
-            f"tools make a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed; offer fewer",
-            param="tools",
+            f"{what} make a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed; {remedy}",
+            param=param,
         )
     # The check has a tokenizer of bytes and one marker, which stands for all control tokens here.
     error = error_of(_TOKEN_ID.sub(rf"\g<1>{MARKER_ID}\g<2>", text))
     if error:
-        raise InvalidRequest(f"tools cannot be enforced together: {error}; offer fewer", param="tools")
+        raise InvalidRequest(f"{what} cannot be enforced together: {error}; {remedy}", param=param)
     return text

@@ -132,3 +132,9 @@ def test_a_budget_that_cannot_be_kept_is_refused_or_left_out(source: str, contro
     assert caught.value.param == "thinking_token_budget"
     _, grammar = planned(NO_TOOLS, source, control, budget=ReasoningBudget(5, is_optional=True))
     assert grammar == ""
+
+
+def test_what_cannot_be_enforced_without_tools_is_not_put_down_to_tools() -> None:
+    with pytest.raises(InvalidRequest, match=r"^reasoning and the form of the answer cannot be enforced") as caught:
+        planned(NO_TOOLS, "</think>", True, prompt="<think>", budget=ReasoningBudget(1 << 80))
+    assert caught.value.param is None
