@@ -232,6 +232,8 @@ def _request_of(
         what = "tools"
         if unchecked.output is not None:
             what = unchecked.output.param
+        elif prepared.reading is not None and prepared.reading.bounds_reasoning:
+            what = "thinking_token_budget"
         raise InvalidRequest(
             f"ignore_eos is true and {what} sets the form of the output, which then could not end where it is "
             "complete; leave one out",

@@ -129,6 +129,8 @@ def arguments_object(text: str) -> dict[str, Any]:
 def _one_call_a_message(messages: list[Message]) -> list[Message]:
     """Return the messages with each call in a message of its own, and its result behind it: some templates refuse
     several calls in one message.
+
+    A result without the id of a call belongs to the first call that no other result names.
     """
     # assistant calls a and b, result of a, result of b: assistant calls a, result of a, assistant calls b, result of b
     found: list[Message] = []
@@ -144,14 +146,30 @@ def _one_call_a_message(messages: list[Message]) -> list[Message]:
         while index < len(messages) and messages[index]["role"] == "tool":
             results.append(messages[index])
             index += 1
+        results_by_call = _results_by_call(calls, results)
         for number, call in enumerate(calls):
             if number:
                 message = {"role": message["role"], "content": ""}
             found.append({**message, "tool_calls": [call]})
-            answers = [result for result in results if result.get("tool_call_id") == call.get("id")]
-            found += answers
-            results = [result for result in results if result not in answers]
-        found += results
+            found += results_by_call[number]
+    return found
+
+
+def _results_by_call(calls: Sequence[Any], results: list[Message]) -> list[list[Message]]:
+    """Return the results of each call. The last call's have all that are left over."""
+    ids = [call.get("id") for call in calls]
+    found: list[list[Message]] = [[] for _ in calls]
+    others: list[Message] = []
+    for result in results:
+        result_id = result.get("tool_call_id")
+        if result_id is not None and result_id in ids:
+            found[ids.index(result_id)].append(result)
+        else:
+            others.append(result)
+    for answers in found:
+        if not answers and others:
+            answers.append(others.pop(0))
+    found[-1] += others
     return found
 
 

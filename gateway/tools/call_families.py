@@ -374,7 +374,7 @@ PHI4 = _listed(
     ("<|tool_call|>", "<|/tool_call|>"),
     ("<|tool|>", "<|/tool|>"),
 )
-PHI4_FUNCTOOLS = _listed("phi4_mini_json", "functools[", "]")
+PHI4_FUNCTOOLS = _listed("phi4_mini_json", "functools[", "]", parsers=("phi4_functools",))
 HUNYUAN = _listed("hunyuan_a13b", "<tool_calls>[", "]</tool_calls>", ("<tool_calls>",), parsers=("jamba",))
 MINIMAX_M1 = CallFamily(
     "minimax",

@@ -49,6 +49,11 @@ class Reading:
             return None
         return self.reasoning.marks
 
+    @property
+    def bounds_reasoning(self) -> bool:
+        """Whether outputs may have reasoning, of a limited number of tokens."""
+        return self.reasoning is not None and self.max_reasoning_tokens is not None
+
     def reader(self) -> CallReader:
         """Return a reader for one output."""
         return CallReader(
@@ -183,8 +188,7 @@ def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, an
     """
     family = reading.family
     reasoning = reading.reasoning
-    is_bounded = reasoning is not None and reading.max_reasoning_tokens is not None
-    if not is_bounded:
+    if not reading.bounds_reasoning:
         has_calls = family is not None and bool(offer.tools)
         if not binds_answer(offer, family, answer) or not (has_calls or reasoning is not None):
             return None

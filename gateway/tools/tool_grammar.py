@@ -54,7 +54,7 @@ def tool_grammar(request: ToolGrammarRequest) -> str:
     grammars = [{"name": "calls", "lark_grammar": lark}, *parts.schemas]
     if "@answer" in lark:
         grammars.append({**json.loads(request.answer)["grammars"][0], "name": "answer"})
-    return _checked(grammars)
+    return _checked(grammars, has_tools=bool(request.offer.tools))
 
 
 def _parts(request: ToolGrammarRequest) -> GrammarParts:
@@ -72,7 +72,7 @@ def _body(request: ToolGrammarRequest, parts: GrammarParts) -> str:
     offer = request.offer
     family = request.family
     reasoning = request.reasoning
-    if not request.binds_answer and reasoning is not None and not reasoning.answer_start:
+    if reasoning is not None and _is_unbound(request, reasoning):
         return _unbound(reasoning, parts)
     if family is None or not offer.tools:
         return _answer(request, parts)
@@ -81,6 +81,11 @@ def _body(request: ToolGrammarRequest, parts: GrammarParts) -> str:
     if request.answer:
         return f"{_calls(offer, family, parts)} | {_answer(request, parts)}"
     return _text_or_calls(request, family, parts)
+
+
+def _is_unbound(request: ToolGrammarRequest, reasoning: ReasoningFamily) -> bool:
+    """Return whether the grammar bounds the reasoning alone."""
+    return not request.binds_answer and not reasoning.answer_start
 
 
 def _answer(request: ToolGrammarRequest, parts: GrammarParts) -> str:
@@ -209,7 +214,18 @@ def _start(request: ToolGrammarRequest, body: str, parts: GrammarParts) -> str:
     thought = f"{text} {gap} body"
     if request.in_reasoning:
         return thought
-    return f"body | {parts.spell(begin)} {thought}"
+    before = ""
+    if request.max_reasoning_tokens is not None:
+        before = _before_reasoning(request, reasoning, parts)
+    return f"body | {before} {parts.spell(begin)} {thought}"
+
+
+def _before_reasoning(request: ToolGrammarRequest, reasoning: ReasoningFamily, parts: GrammarParts) -> str:
+    """Return the right side of the rule of what may stand in front of the reasoning: white space, as for the reader."""
+    if _is_unbound(request, reasoning):
+        return "body?"  # its rule of tokens takes the white space, so that a lexeme beside it would get none
+    parts.rules.append(f"SPACE: /{_SPACE}/")
+    return "SPACE"
 
 
 def _bounded_thought(max_tokens: int, end: str, parts: GrammarParts) -> str:
@@ -262,19 +278,26 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _checked(grammars: list[dict[str, Any]]) -> str:
+def _checked(grammars: list[dict[str, Any]], *, has_tools: bool) -> str:
     """Return the grammars as one text. Raises InvalidRequest if they are too large together: each alone is checked
     already.
     """
     text = json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
     num_bytes = len(text.encode())
+    what = "reasoning and the form of the answer"
+    remedy = "make that form simpler"
+    param = None
+    if has_tools:
+        what = "tools"
+        remedy = "offer fewer"
+        param = "tools"
     if num_bytes > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
-            f"tools make a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed; offer fewer",
-            param="tools",
+            f"{what} make a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed; {remedy}",
+            param=param,
         )
     # The check has a tokenizer of bytes and one marker, which stands for all control tokens here.
     error = error_of(_TOKEN_ID.sub(rf"\g<1>{MARKER_ID}\g<2>", text))
     if error:
-        raise InvalidRequest(f"tools cannot be enforced together: {error}; offer fewer", param="tools")
+        raise InvalidRequest(f"{what} cannot be enforced together: {error}; {remedy}", param=param)
     return text

@@ -6,6 +6,8 @@ Attention and MLP add nothing, so that the next token is a table of the last one
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -67,21 +69,31 @@ def pieces(text: str, taken: set[str]) -> list[str]:
     return found
 
 
-def make(folder: Path, scripts: dict[str, list[str]]) -> None:
-    """Write a model folder. A script has what is said at each turn; past its end, the last one again."""
-    special = ["<unk>", END, "<|start|>", "<|end|>"]
+def make(folder: Path, scripts: dict[str, list[str]], marks: Sequence[str] = ()) -> None:
+    """Write a model folder. A script has what is said at each turn; past its end, the last one again.
+
+    marks: texts that are special tokens, each of which the scripts say at most once.
+    """
+    special = ["<unk>", END, "<|start|>", "<|end|>", *marks]
     taken = set(special)
     said = {f"<|{SIDE}|>": pieces("A side remark.", taken)}
     for name, turns in scripts.items():
         for turn, text in enumerate(turns):
-            said[f"<|{name}{turn}|>"] = pieces(text, taken)
+            chain = []
+            for part in _split(text, marks):
+                if part in marks:
+                    chain.append(part)
+                else:
+                    chain += pieces(part, taken)
+            said[f"<|{name}{turn}|>"] = chain
     special += said
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for chain in said.values() for piece in chain])
+    for chain in said.values():
+        tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in chain if piece not in marks])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     vocabulary = tokenizer.get_vocab()
 
@@ -95,6 +107,14 @@ def make(folder: Path, scripts: dict[str, list[str]]) -> None:
     for mark, chain in said.items():
         follows |= dict(zip((mark, *chain), (*chain, END), strict=True))
     _network(vocabulary, follows).save_pretrained(folder)
+
+
+def _split(text: str, marks: Sequence[str]) -> list[str]:
+    """Return the texts between marks, and the marks."""
+    if not marks:
+        return [text]
+    pattern = "|".join(re.escape(mark) for mark in marks)
+    return [part for part in re.split(f"({pattern})", text) if part]
 
 
 def _network(vocabulary: dict[str, int], follows: dict[str, str]) -> LlamaForCausalLM:

@@ -31,8 +31,10 @@ THOUGHT = "Both are wanted: Rome's weather, and a sum."
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("weather", "add-2", "other")
 ]
-FORMS = {"hermes": "think", "qwen3_coder": "think", "openai": "openai", "pythonic": "think"}
+FORMS = {"hermes": "think", "qwen3_coder": "think", "openai": "openai", "pythonic": "mistral"}
 """The parser of reasoning, by that of calls: JSON, XML, harmony, pythonic."""
+MARKED = "pythonic"
+"""The form whose marks of reasoning are special tokens."""
 DRAFTED: dict[str, dict[str, Any]] = {
     "model": {"speculation": {"num_draft_tokens": 8}},
     "tree": {"speculation": {"tree": "3x2x2"}},
@@ -56,7 +58,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("scripted")
-    scripted.make(folder, {form: [text_of(form)] for form in FORMS})
+    scripted.make(folder, {form: [text_of(form)] for form in FORMS}, REASONING_BY_PARSER[FORMS[MARKED]].marks)
     first, *others = (("--tool-call-parser", form, "--reasoning-parser", FORMS[form]) for form in FORMS)
     with ExitStack() as opened:
         stack = opened.enter_context(running(str(folder), str(folder), gateway_args=first))
@@ -136,3 +138,28 @@ def test_a_required_call_is_in_the_familys_form_and_of_the_schema_under_drafts(s
     content, _, ((name, arguments),) = answers[0]
     assert (content, name) == (None, "forecast")
     jsonschema.validate(arguments, schema)
+
+
+def test_a_budget_ends_the_reasoning_at_the_same_token_whatever_drafts(served: Served) -> None:
+    num_tokens = 5
+    body = {
+        "messages": [{"role": "user", "content": f"The task of {MARKED}."}],
+        "tools": TOOLS,
+        "thinking_token_budget": num_tokens,
+        "prediction": {"type": "content", "content": written(BY_PARSER[MARKED], CALLS)},
+        "temperature": 0,
+        "max_tokens": 1000,
+    }
+    expected = (None, THOUGHT[: 4 * num_tokens].rstrip(), [(name, json.loads(text)) for name, text in CALLS])
+    counted = set()
+    with httpx.Client(base_url=served.urls[MARKED], timeout=60) as http:
+        for extra in ({"speculation": {"enabled": False}}, *DRAFTED.values()):
+            answer = http.post("/v1/chat/completions", json=body | extra)
+            assert answer.status_code == 200, answer.text
+            (choice,) = answer.json()["choices"]
+            told = told_of(openai.types.chat.ChatCompletionMessage.model_validate(choice["message"]))
+            assert told == expected, extra
+            usage = answer.json()["usage"]
+            assert usage["completion_tokens_details"]["reasoning_tokens"] == num_tokens + 2, "with the two marks"
+            counted.add(usage["completion_tokens"])
+    assert len(counted) == 1

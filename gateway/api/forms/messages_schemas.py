@@ -29,11 +29,13 @@ from gateway.api.schemas.content_parts import text_of_part
 from gateway.api.schemas.field_types import Strings
 from gateway.api.schemas.layers import Layer, chat_message
 from gateway.api.schemas.messages import MessageBody
+from gateway.api.schemas.openai import MAX_THINKING_TOKENS
 from gateway.api.schemas.other_parameters import other_parameters, without_others
 from gateway.api.schemas.structured_outputs import AnySchema
 from gateway.output_format import OutputFormat
 from gateway.tools.offer import MAX_LISTED_TOOLS, Tool
 from outrider.wire.errors import InvalidRequest, NoThreads
+from outrider.wire.requests.params import Range
 
 MESSAGES_IGNORED = {
     "cache_control": "prefixes are found by their tokens, and kept until the memory is needed",
@@ -119,10 +121,13 @@ class InputMessage(LenientSchema):
         )
 
 
+BUDGET_TOKENS = Range(1, MAX_THINKING_TOKENS)
+
+
 class Thinking(LenientSchema):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = described(
-        "as chat's `thinking_token_budget`; ignored for a model that cannot keep it", minimum=1
+        "as chat's `thinking_token_budget`; ignored for a model that cannot keep it", BUDGET_TOKENS
     )
     display: Literal["summarized", "omitted"] | None = described("ignored: reasoning comes as it is")
 
@@ -230,10 +235,8 @@ class CountBody(Layer):
         if self.thinking is None or self.thinking.type != "enabled":
             return None
         num_tokens = self.thinking.budget_tokens
-        if num_tokens is not None and num_tokens < 1:
-            raise InvalidRequest(
-                f"thinking.budget_tokens is {num_tokens}, must be at least 1", param="thinking.budget_tokens"
-            )
+        if num_tokens is not None:
+            BUDGET_TOKENS.check("thinking.budget_tokens", num_tokens)
         return num_tokens
 
     def template_variables(self) -> dict[str, Any]:

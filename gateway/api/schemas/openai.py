@@ -23,9 +23,12 @@ from gateway.confined.template_shape import Message, text_of_content
 from gateway.tools.offer import MAX_LISTED_TOOLS, ToolOffer, offer_of
 from gateway.tools.reading import ReasoningBudget
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.requests.params import CHOICES, LOGPROBS
+from outrider.wire.requests.params import CHOICES, LOGPROBS, RANGES, Range
 from outrider.wire.settings.config import ContentControlTokens
 
+MAX_THINKING_TOKENS = RANGES["max_tokens"].high
+"""Maximal value of a budget of reasoning tokens."""
+THINKING_TOKEN_BUDGET = Range(-1, MAX_THINKING_TOKENS, remedy="; -1 is any number of tokens")
 MAX_PROMPTS = 4096
 """Maximal number of prompts in one request."""
 
@@ -237,7 +240,7 @@ class ChatBody(SharedFields):
         "tokens of reasoning after which its end is forced; -1 = any number. Also passed to the chat template, as "
         "`thinking_budget`. Refused for a model whose reasoning does not begin and end with tokens of their own. "
         "Default: any number",
-        minimum=-1,
+        THINKING_TOKEN_BUDGET,
     )
 
     control_tokens_in_content: ContentControlTokens | None = described(
@@ -297,13 +300,11 @@ class ChatBody(SharedFields):
 
     def _reasoning_budget(self) -> ReasoningBudget | None:
         num_tokens = self.thinking_token_budget
-        if num_tokens is None or num_tokens == -1:
+        if num_tokens is None:
             return None
-        if num_tokens < 0:
-            raise InvalidRequest(
-                f"thinking_token_budget is {num_tokens}, must be at least 0, or -1 for any number of tokens",
-                param="thinking_token_budget",
-            )
+        THINKING_TOKEN_BUDGET.check("thinking_token_budget", num_tokens)
+        if num_tokens == -1:
+            return None
         return ReasoningBudget(num_tokens)
 
     def _field_names(self) -> FieldNames:

@@ -34,7 +34,7 @@ class Gemma:
 
     quote: str
     is_sorted: bool = False
-    """Whether the grammar requires parameters in alphabetical order. False = it requires the order of the schema."""
+    """Whether the grammar requires parameters in alphabetical order, whatever their case. False = in the schema's order."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class Gemma:
                 return '"{" "}"'
             return "gemma_object"
         if self.is_sorted:
-            schema = {**schema, "properties": dict(sorted(properties.items()))}
+            schema = {**schema, "properties": dict(sorted(properties.items(), key=_lower_key))}
         sequence = properties_in_order(schema, label, parts, ":", '","', self._value)
         return f'"{{" {sequence} "}}"'
 
@@ -204,12 +204,17 @@ class Gemma:
         if isinstance(value, Mapping):
             items = list(value.items())
             if self.is_sorted:
-                items.sort()
+                items.sort(key=_lower_key)
             pairs = [f"{key}:{self._written(item)}" for key, item in items]
             return "{" + ",".join(pairs) + "}"
         if isinstance(value, list):
             return "[" + ",".join(self._written(item) for item in value) + "]"
         return json.dumps(value)
+
+
+def _lower_key(item: tuple[str, Any]) -> str:
+    # Jinja's dictsort ignores case: user_id comes before userId
+    return item[0].lower()
 
 
 def _plain_number(word: str) -> str:

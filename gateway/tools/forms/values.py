@@ -104,11 +104,13 @@ _NO_VALUE = object()
 
 def _parsed(text: str) -> Any:
     """Return the value of a text in JSON, or as Python prints it: many templates do. _NO_VALUE for another text."""
-    # "[1]" and "['a', True]" are lists
+    # "[1]" and "['a', True]" are lists; "0x10" and "1_000" are texts, which are no numbers in JSON
     try:
         return orjson.loads(text)
     except ValueError:
         pass
+    if not text.startswith(("[", "{")) and text not in ("True", "False", "None"):
+        return _NO_VALUE
     try:
         value = ast.literal_eval(text)
         orjson.dumps(value)  # JSON has no sets, bytes or complex numbers

@@ -9,7 +9,7 @@ import pytest
 from gateway.admission.prompts import PromptReader
 from gateway.admission.request_checks import check_request
 from gateway.admission.requests import build_requests
-from gateway.api.schemas.openai import CompletionBody
+from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.grammar_checker import GrammarChecker
 from gateway.grammars import create_regex_grammar
@@ -18,6 +18,7 @@ from outrider.wire.requests.scheduling import Scheduling
 from tests.checkers import InlinePool, inline_checker
 from tests.service.scripted_generator import config
 from tests.unit.gateway.admission.asked import FACTS, TOKENIZER, predicting, reader_of
+from tests.unit.gateway.tools.plans import tokenizer_of
 
 
 def reader() -> PromptReader:
@@ -96,3 +97,12 @@ async def test_a_request_has_a_caller_and_a_priority() -> None:
     for wrong in ({"priority": 2**31}, {"max_tpot_ms": 0}, {"max_tpot_ms": -1.5}):
         with pytest.raises(InvalidRequest, match=next(iter(wrong))):
             await scheduling("a", **wrong)
+
+
+async def test_a_budget_of_reasoning_is_named_where_it_keeps_ignore_eos_out() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "thinking_token_budget": 5, "ignore_eos": True}
+    demand = parse_body(ChatBody, body).unchecked_request("id")
+    chats = reader()
+    chats.tokenizer = tokenizer_of("{{ messages }}{# </think> #}", True)
+    with pytest.raises(InvalidRequest, match="ignore_eos is true and thinking_token_budget sets the form"):
+        await build_requests(demand, FACTS, chats, config(), inline_checker())

@@ -96,10 +96,19 @@ async def test_a_template_that_takes_one_call_a_message_gets_each_with_its_resul
         "{% else %}{{ message.content }}{% endif %};{% endfor %}"
     )
     calls = []
-    results = []
+    results: list[dict[str, str]] = []
     for name in ("a", "b"):
         calls.append({"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}})
         results.insert(0, {"role": "tool", "tool_call_id": name, "content": f"of {name}"})
-    messages = [{"role": "assistant", "content": "Well.", "tool_calls": calls}, *results]
-    text = await inline_template(source).render(messages, False, {}, max_chars=1000)
+    called_both = {"role": "assistant", "content": "Well.", "tool_calls": calls}
+    template = inline_template(source)
+    text = await template.render([called_both, *results], False, {}, max_chars=1000)
     assert text == "a Well.;of a;b ;of b;"
+    del results[0]["tool_call_id"]
+    unknown = {"role": "tool", "tool_call_id": "c", "content": "more"}
+    assert await template.render([called_both, *results, unknown], False, {}, max_chars=1000) == (
+        "a Well.;of a;b ;of b;more;"
+    )
+    del results[1]["tool_call_id"]
+    text = await template.render([called_both, *results], False, {}, max_chars=1000)
+    assert text == "a Well.;of b;b ;of a;", "in the order in which they stand"

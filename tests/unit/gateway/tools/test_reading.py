@@ -60,7 +60,11 @@ def test_tools_need_a_template_that_takes_them() -> None:
     assert caught.value.param == "tools"
 
 
-@pytest.mark.parametrize("begins_in_prompt", [False, True], ids=["the output begins it", "the prompt begins it"])
+@pytest.mark.parametrize(
+    ("prompt", "begin"),
+    [("", "<think>"), ("", " \n\n<think>"), ("<think>", "")],
+    ids=["the output begins it", "behind white space", "the prompt begins it"],
+)
 @pytest.mark.parametrize(
     "offer, answer, body",
     [
@@ -71,12 +75,7 @@ def test_tools_need_a_template_that_takes_them() -> None:
     ],
     ids=["text", "calls may come", "calls must come", "a schema"],
 )
-def test_a_budget_ends_the_reasoning(offer: ToolOffer, answer: str, body: str, begins_in_prompt: bool) -> None:
-    prompt = ""
-    begin = "<think>"
-    if begins_in_prompt:
-        prompt = begin
-        begin = ""
+def test_a_budget_ends_the_reasoning(offer: ToolOffer, answer: str, body: str, prompt: str, begin: str) -> None:
     source = SOURCE + "</think>"
 
     def allowed(num_tokens: int, thought: str, end: str = "</think>") -> bool:
@@ -133,3 +132,9 @@ def test_a_budget_that_cannot_be_kept_is_refused_or_left_out(source: str, contro
     assert caught.value.param == "thinking_token_budget"
     _, grammar = planned(NO_TOOLS, source, control, budget=ReasoningBudget(5, is_optional=True))
     assert grammar == ""
+
+
+def test_what_cannot_be_enforced_without_tools_is_not_put_down_to_tools() -> None:
+    with pytest.raises(InvalidRequest, match=r"^reasoning and the form of the answer cannot be enforced") as caught:
+        planned(NO_TOOLS, "</think>", True, prompt="<think>", budget=ReasoningBudget(1 << 80))
+    assert caught.value.param is None

@@ -17,6 +17,7 @@ from tests.unit.gateway.tools.plans import tokenizer_of
 def test_a_parser_that_no_family_has_is_refused(setting: str, parsers: tuple[str, str]) -> None:
     check_parsers("auto", "auto")
     check_parsers("hermes", "think")
+    check_parsers("phi4_functools", "auto")
     with pytest.raises(ConfigError, match=f"{setting} is 'none', must be auto or one of .*mistral") as caught:
         check_parsers(*parsers)
     assert caught.value.param == setting

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.api.forms.messages_schemas import CountBody, MessagesBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.api.schemas.vllm import TokenizeBody
-from outrider.wire.errors import NoThreads
+from gateway.tools.reading import ReasoningBudget
+from outrider.wire.errors import InvalidRequest, NoThreads
 from tests.unit.gateway.api.schemas.prompts_of import USER, called, chat_of, prompt_of, result, system
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1.0; cch=11111;"
@@ -44,3 +47,27 @@ def test_fields_of_messages_without_effect_are_ignored_and_older_names_are_read(
     tokenized = {"messages": [USER, called('{"x'), result()], "documents": [{"text": "x"}]}
     (chat,) = parse_body(TokenizeBody, tokenized).unchecked_request("id").prompts
     assert chat.documents == ({"text": "x"},)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "budget"),
+    [
+        ({"type": "enabled", "budget_tokens": 5}, ReasoningBudget(5, is_optional=True)),
+        ({"type": "enabled"}, None),
+        ({"type": "adaptive", "budget_tokens": 0}, None),
+        ({"type": "disabled", "budget_tokens": 5}, None),
+    ],
+)
+def test_thinking_that_is_enabled_has_a_budget(thinking: dict[str, Any], budget: ReasoningBudget | None) -> None:
+    body = {"messages": [USER], "max_tokens": 1, "thinking": thinking}
+    (chat,) = parse_body(MessagesBody, body).unchecked_request("id").prompts
+    assert chat.reasoning_budget == budget
+
+
+def test_a_budget_out_of_range_is_refused() -> None:
+    for given in (0, 1 << 31):
+        body = {"messages": [USER], "max_tokens": 1, "thinking": {"type": "enabled", "budget_tokens": given}}
+        shown = f"thinking.budget_tokens is {given}, must be from 1 to 2147483647"
+        with pytest.raises(InvalidRequest, match=shown) as caught:
+            parse_body(MessagesBody, body).unchecked_request("id")
+        assert caught.value.param == "thinking.budget_tokens"

@@ -15,6 +15,7 @@ from gateway.api.schemas.other_parameters import NEUTRAL
 from gateway.api.schemas.parsing import parse_body
 from gateway.generation import SpeculationOptions
 from gateway.output_format import OutputFormat
+from gateway.tools.reading import ReasoningBudget
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import SamplingParams
 from tests.openai_table import DOCUMENT, written
@@ -88,6 +89,18 @@ def test_layers_are_scheduled_as_chats_are() -> None:
 def test_what_an_answer_has_to_be(body: dict[str, Any], output: OutputFormat | None) -> None:
     assert completion(**body).output == output
     assert chat(**body).output == output
+
+
+def test_a_budget_of_reasoning_bounds_it_and_is_a_variable_of_the_template() -> None:
+    (prompt,) = chat(thinking_token_budget=5).prompts
+    assert isinstance(prompt, Chat)
+    assert prompt.reasoning_budget == ReasoningBudget(5) and prompt.template_kwargs == {"thinking_budget": 5}
+    assert chat(thinking_token_budget=-1) == chat()
+    for given in (-2, 1 << 31):
+        shown = f"thinking_token_budget is {given}, must be from -1 to 2147483647; -1 is any number"
+        with pytest.raises(InvalidRequest, match=shown) as caught:
+            chat(thinking_token_budget=given)
+        assert caught.value.param == "thinking_token_budget"
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from jinja2 import Environment
 
+from gateway.tools.call_families import GEMMA4
 from gateway.tools.cursor import NotACall
 from gateway.tools.forms.gemma import MAX_DEPTH, Gemma
+from gateway.tools.offer import Tool, offer_of
 from tests.unit.gateway.tools.forms.reading_one import call_of
+from tests.unit.gateway.tools.plans import planned, takes
 
 FORM = Gemma("<escape>")
 
@@ -53,3 +57,22 @@ def test_a_call_is_written_with_its_strings_between_quotes() -> None:
     arguments = {"city": "Paris", "is_set": True, "tags": ["a", {"b": None}]}
     written = "call:weather{city:<escape>Paris<escape>,is_set:true,tags:[<escape>a<escape>,{b:null}]}"
     assert FORM.write("weather", arguments, 0) == written
+
+
+def test_sorted_keys_are_in_the_order_of_jinjas_dictsort() -> None:
+    arguments = {"userId": 2, "Zone": 3, "user_id": 1, "area": 4}
+    pairs = Environment(autoescape=True).from_string(
+        "{% for key, value in arguments | dictsort %}{{ key }}:{{ value }},{% endfor %}"
+    )
+    written = f"call:weather{{{pairs.render(arguments=arguments).removesuffix(',')}}}"
+    assert GEMMA4.form.write("weather", arguments, 0) == written
+    names = list(arguments)
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+    offer = offer_of([Tool("weather", parameters=schema, strict=True)], "required", None)
+    _, grammar = planned(offer, family=GEMMA4)
+    assert takes(grammar, f"{GEMMA4.opening}{written}{GEMMA4.closing}")
