@@ -34,7 +34,7 @@ class Gemma:
 
     quote: str
     is_sorted: bool = False
-    """Whether the grammar requires parameters in alphabetical order, whatever their case. False = in the schema's order."""
+    """Whether the grammar requires parameters in alphabetical order, in capitals or not. False = in the schema's order."""
 
     @property
     def texts(self) -> tuple[str, ...]:
