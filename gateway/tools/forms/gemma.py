@@ -34,7 +34,7 @@ class Gemma:
 
     quote: str
     is_sorted: bool = False
-    """Whether the grammar requires parameters in alphabetical order, ignoring case. False = in the order of the schema."""
+    """Whether the grammar requires parameters in alphabetical order, ignoring case. False = in the schema's order."""
 
     @property
     def texts(self) -> tuple[str, ...]:
