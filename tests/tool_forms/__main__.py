@@ -12,10 +12,11 @@ import os
 import sys
 from pathlib import Path
 
-from gateway.tools.call_families import BY_PARSER
+from gateway.tools.call_families import BY_PARSER, JSON
+from gateway.tools.recognition import families_shown
 from tests.tool_forms.oracle import families_in, judge
-from tests.tool_forms.table import DOCUMENT, document, unexpected
-from tests.tool_forms.templates import PUBLIC, UNREAD, own_templates, public_templates
+from tests.tool_forms.table import DOCUMENT, document, needless, unexpected
+from tests.tool_forms.templates import PUBLIC, RECOGNISED, TOOLLESS, UNREAD, own_templates, public_templates
 from tests.tool_forms.vllm_readings import Comparison, Explanations, compare, explain
 
 
@@ -34,7 +35,8 @@ def main() -> int:
         verdict = judge(template.source, BY_PARSER[template.family])
         verdicts.append((template, verdict))
         failures += unexpected(template, verdict)
-        print(f"{template.family} {template.name}: {verdict.num_read} of {len(verdict.texts)} read", flush=True)
+        print(f"{template.family} {template.name}: {len(verdict.read)} of {len(verdict.texts)} read", flush=True)
+    failures += needless(verdicts)
     comparisons = dict[str, Comparison]()
     explanations = Explanations()
     if args.vllm:
@@ -52,23 +54,57 @@ def main() -> int:
 
 
 def _others(folder: Path) -> tuple[list[str], list[str]]:
-    """Return sentences about the templates of a folder that are of no family, and failures."""
-    known = {name for names in PUBLIC.values() for name in names}
+    """Return sentences about the templates of a folder that are not in the table, and failures."""
     sentences = list[str]()
     failures = list[str]()
+    seen = {template.source for template in public_templates(folder)}
+    tried = {name for names in PUBLIC.values() for name in names}
+    num_same = 0
     num_without_tools = 0
-    for name in sorted(json.loads((folder / "sources.json").read_text(encoding="utf-8"))):
+    recognised = dict[str, list[str]]()
+    toolless = dict[str, list[str]]()
+    names = json.loads((folder / "sources.json").read_text(encoding="utf-8"))
+    # those of UNREAD come first, so that none is passed over as a copy
+    for name in [*UNREAD, *sorted({*names} - {*tried, *UNREAD})]:
         path = folder / f"{name}.jinja"
-        if name in known or not path.exists():
+        if not path.exists():
+            sentences.append(f"{name} is not in the folder of templates: nothing is known of it.")
             continue
-        families = families_in(path.read_text(encoding="utf-8"))
-        if families.calls is None and not families.unknown_tag:
-            num_without_tools += 1
-        elif name in UNREAD:
+        source = path.read_text(encoding="utf-8")
+        if source in seen:
+            num_same += 1
+            continue
+        seen.add(source)
+        families = families_in(source)
+        if families.unknown_tag:
             sentences.append(f"{name} writes calls with `{families.unknown_tag}`, which is said and not read.")
-            if families.calls is not None:
-                failures.append(f"{name} is of no family, and is taken for {families.calls.name}")
-    sentences.append(f"{num_without_tools} more templates take no tools, and none is taken for a family.")
+        elif name in UNREAD:
+            failures.append(f"{name} is of no family, and that is not said: {families.describe()}")
+        elif families.calls is not None:
+            recognised.setdefault(families.calls.name, []).append(name)
+            if name not in RECOGNISED.get(families.calls.name, ()):
+                failures.append(f"{name} is taken for {families.calls.name}, and is in no list of it")
+        else:
+            # what its text shows, whether it takes tools or not; JSON is the family of a text that shows none
+            shown = families_shown(source, accepts_tools=True).calls
+            if shown is None or shown is JSON:
+                num_without_tools += 1
+            else:
+                toolless.setdefault(shown.name, []).append(name)
+                if name not in TOOLLESS.get(shown.name, ()):
+                    failures.append(f"{name} takes no tools, and its text is taken for {shown.name}")
+    for family, names in recognised.items():
+        sentences.append(f"Recognised as `{family}`, and not tried further: {', '.join(names)}.")
+    for family, names in toolless.items():
+        sentences.append(
+            f"Without tools, so that a request with tools is refused, and with calls of `{family}` in the text: "
+            f"{', '.join(names)}."
+        )
+    sentences.append(
+        f"{num_without_tools} more templates take no tools. Recognition by their text alone, as if they took tools, "
+        "finds no mark of a family in any."
+    )
+    sentences.append(f"{num_same} more files are copies of templates above.")
     return sentences, failures
 
 

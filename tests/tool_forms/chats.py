@@ -37,6 +37,8 @@ TOOLS = (
 STRICT_TOOL = Tool(
     "wait", "Waits for so many days.", {**_schema("days", required=("days",)), "additionalProperties": False}, True
 )
+STRICT_ANSWER = "one call"
+"""Name of the answer that calls STRICT_TOOL alone."""
 
 
 @dataclass(frozen=True)

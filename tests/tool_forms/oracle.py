@@ -27,7 +27,8 @@ from gateway.tools.recognition import AUTO, Families, families_of
 from gateway.tools.tool_grammar import tool_grammar
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template
-from tests.tool_forms.chats import ANSWERS, RESULT, STRICT_TOOL, TOOLS, USER, WRONG, Answer, Message
+from tests.tool_forms.chats import ANSWERS, RESULT, STRICT_ANSWER, STRICT_TOOL, TOOLS, USER, WRONG, Answer, Message
+from tests.unit.gateway.tools.answers import written
 
 DEMO = Path(__file__).parents[2] / "models/demo/target/tokenizer.json"
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -47,7 +48,13 @@ ENDS = (
     ),
 )
 """Texts that end an answer in one template or another: the stops of a model, which no answer shows."""
-CHECKS = ("recognised", "read", "streamed", "required", "strict", "history")
+CHECKS = ("recognised", "written", "read", "streamed", "required", "strict", "history")
+WHOLE = "the template"
+"""Stands for an answer where a check is of the whole template."""
+OWN_CALL = "a call as the family writes it"
+NO_CALL = "a text without a call"
+WRONG_ARGUMENT = "a wrong argument"
+"""Texts that the grammars are tried on besides the answers."""
 
 
 @dataclass
@@ -55,25 +62,27 @@ class Verdict:
     """What was found of one template."""
 
     family: CallFamily
-    failures: dict[str, list[str]] = field(default_factory=dict)
-    """What went wrong, by the name of the check."""
-    num_read: int = 0
-    """Answers that the template wrote and Outrider read."""
+    failures: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """What went wrong, by the names of the check and of the answer."""
+    read: list[str] = field(default_factory=list)
+    """Names of the answers that the template wrote and Outrider read."""
     texts: dict[str, str] = field(default_factory=dict)
     """Texts of the answers as the template writes them, by the name of the answer."""
-    refused: list[str] = field(default_factory=list)
-    """Answers that the template does not write."""
 
-    def fail(self, check: str, why: str) -> None:
-        self.failures.setdefault(check, []).append(why)
+    @property
+    def failed_checks(self) -> set[str]:
+        return {check for check, _ in self.failures}
+
+    def fail(self, check: str, answer: str, why: str) -> None:
+        self.failures.setdefault((check, answer), []).append(why)
 
     def told(self, check: str) -> str:
         """Return the table's word for a check."""
-        if check != "recognised" and not self.texts:
-            return "writes no calls"
-        if check == "streamed" and not self.num_read:
+        if check not in ("recognised", "written") and not self.texts:
             return "-"
-        if check in self.failures:
+        if check == "streamed" and not self.read:
+            return "-"
+        if check in self.failed_checks:
             return "no"
         return "yes"
 
@@ -182,7 +191,7 @@ def judge(
     for name in answers:
         text = form.written(ANSWERS[name])
         if text is None:
-            verdict.refused.append(name)
+            verdict.fail("written", name, "the template refuses it, or shows no call")
             continue
         verdict.texts[name] = text
         _check_reading(form, name, text, verdict, all_cuts=name in cut)
@@ -205,30 +214,40 @@ def families_in(source: str) -> Families:
 def _check_recognition(form: Form, verdict: Verdict) -> None:
     found = families_in(form.template.source)
     if found.calls is not form.family:
-        verdict.fail("recognised", found.describe())
+        verdict.fail("recognised", WHOLE, found.describe())
 
 
 def _check_reading(form: Form, name: str, text: str, verdict: Verdict, *, all_cuts: bool) -> None:
     answer = ANSWERS[name]
     if answer.content and form.family.is_bare and answer.content in text:
-        return  # calls without a mark are calls at the start of an answer alone
+        verdict.fail("read", name, "calls without a mark are calls at the start of an answer alone")
+        return
     reading, _ = form.reading(offer_of(TOOLS, "auto", None), text, has_tokens=False)
     found = read_in(reading, [text])
     expected = [(call.name, _ordered(call.arguments)) for call in answer.calls]
     contents = [answer.content]
-    if answer.content not in text or reading.reasoning is not None:
+    if answer.content not in text or _is_reasoning(answer.content, text, reading):
         contents.append("")  # the template leaves the text out, or writes it as reasoning
     if found[1] != expected or found[0] not in contents:
-        verdict.fail("read", f"{name}: {text!r} is read as {found}")
+        verdict.fail("read", name, f"{text!r} is read as {found}")
         return
-    verdict.num_read += 1
+    verdict.read.append(name)
     ways = [list(text)]
     if all_cuts:
         ways += [[text[:at], text[at:]] for at in range(1, len(text))]
     for pieces in ways:
         if read_in(reading, pieces) != found:
-            verdict.fail("streamed", f"{name}: cut at {len(pieces[0])}: {read_in(reading, pieces)}")
+            verdict.fail("streamed", name, f"cut at {len(pieces[0])}: {read_in(reading, pieces)}")
             return
+
+
+def _is_reasoning(content: str, text: str, reading: Reading) -> bool:
+    """Return whether an answer's content stands between the marks of its reasoning."""
+    if not content or reading.reasoning is None:
+        return False
+    begin, end = reading.reasoning.marks
+    before, _, after = text.partition(content)
+    return (reading.in_reasoning or begin in before) and end not in before and end in after
 
 
 def read_in(reading: Reading, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
@@ -253,34 +272,48 @@ def _check_history(form: Form, name: str, verdict: Verdict) -> None:
     try:
         prompt = form.render(messages, with_start=True)
     except InvalidRequest as error:
-        verdict.fail("history", f"{name}: {error.message}")
+        verdict.fail("history", name, error.message)
         return
     cities = [call.arguments["city"] for call in answer.calls if call.arguments.get("city", "").isalpha()]
     if prompt.count(RESULT) < len(answer.calls) or not all(city in prompt for city in cities):
-        verdict.fail("history", f"{name}: the result is not in the prompt")
+        verdict.fail("history", name, "the result is not in the prompt")
 
 
 def _check_grammar(form: Form, verdict: Verdict, has_tokens: bool) -> None:
-    wrong = form.written(WRONG)
-    required = offer_of(TOOLS, "required", None)
-    strict = offer_of([STRICT_TOOL], "auto", None)
-    for name, text in verdict.texts.items():
-        answer = ANSWERS[name]
-        if answer.content or (answer.has_tag and has_tokens):
-            continue  # an answer that has to be calls has no text, and a tokenizer makes tokens of what looks like them
-        if name in ("one call", "two calls") or not has_tokens:
-            refusal = _refusal(form, required, text, has_tokens)
+    offers = {"required": offer_of(TOOLS, "required", None), "strict": offer_of([STRICT_TOOL], "auto", None)}
+    alphabet = _alphabet(has_tokens)
+    for check, offer in offers.items():
+        for name, text in verdict.texts.items():
+            answer = ANSWERS[name]
+            if check == "strict" and name != STRICT_ANSWER:
+                continue
+            if answer.content or (answer.has_tag and has_tokens):
+                continue  # what has to be calls has no text, and a tokenizer makes tokens of what looks like them
+            refusal = _refusal(form, offer, text, has_tokens)
             if refusal:
-                verdict.fail("required", f"{name}, {_alphabet(has_tokens)}: {refusal}")
-    if "one call" not in verdict.texts:
-        return
-    if not _refusal(form, required, "Well.", has_tokens):
-        verdict.fail("required", f"{_alphabet(has_tokens)}: text without a call is accepted")
-    refusal = _refusal(form, strict, verdict.texts["one call"], has_tokens)
-    if refusal:
-        verdict.fail("strict", f"{_alphabet(has_tokens)}: {refusal}")
-    if wrong is None or not _refusal(form, strict, wrong, has_tokens):
-        verdict.fail("strict", f"{_alphabet(has_tokens)}: accepts {wrong!r}")
+                verdict.fail(check, name, f"{alphabet}: {refusal}")
+        refusal = _refusal(form, offer, _own_text(form.family, ANSWERS[STRICT_ANSWER]), has_tokens)
+        if refusal:
+            verdict.fail(check, OWN_CALL, f"{alphabet}: {refusal}")
+    if not _refusal(form, offers["required"], "Well.", has_tokens):
+        verdict.fail("required", NO_CALL, f"{alphabet}: it is accepted")
+    wrong_texts = [_own_text(form.family, WRONG)]
+    wrong = form.written(WRONG)
+    # A text that is read as no call may be accepted. A model that writes silent tags has tokens for them.
+    if wrong is not None and STRICT_ANSWER in verdict.read and (has_tokens or not _has_silent(form.family, wrong)):
+        wrong_texts.append(wrong)
+    for text in wrong_texts:
+        if not _refusal(form, offers["strict"], text, has_tokens):
+            verdict.fail("strict", WRONG_ARGUMENT, f"{alphabet}: accepts {text!r}")
+
+
+def _has_silent(family: CallFamily, text: str) -> bool:
+    return any(silent in text for silent in family.silent)
+
+
+def _own_text(family: CallFamily, answer: Answer) -> str:
+    """Return the calls as a model of the family writes them, whatever the template."""
+    return written(family, [(call.name, json.dumps(call.arguments)) for call in answer.calls])
 
 
 def _alphabet(has_tokens: bool) -> str:

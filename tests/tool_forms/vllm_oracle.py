@@ -4,10 +4,12 @@ It runs in vLLM's environment, which `make peers` installs, and imports nothing 
 
     .work/peers/vllm/bin/python tests/tool_forms/vllm_oracle.py < cases.json > results.json
 
-    {"cases": [{"id": "1", "parser": "hermes", "text": "<tool_call>...", "tools": [...], "vocabulary": [...]}]}
+    {"cases": [{"id": "1", "parser": "hermes", "text": "<tool_call>...", "tools": [...], "vocabulary": [...],
+      "tokenizer_settings": {}}]}
     {"results": [{"id": "1", "whole": {"content": null, "calls": [{"name": "f", "arguments": "{}"}]}, "streamed": ...}]}
 
-`vocabulary`: the texts that are one token each. `openai` reads tokens of gpt-oss, whatever the vocabulary: they come
+`vocabulary`: the texts that are one token each. `tokenizer_settings`: what the model's tokenizer_config.json has
+besides. `openai` reads tokens of gpt-oss, whatever the vocabulary: they come
 with the package openai-harmony.
 
 The texts go through what vLLM's server calls, `Parser.parse` and `Parser.parse_delta`, the latter a token at a time: a
@@ -71,7 +73,7 @@ def read_streamed(case: dict[str, Any]) -> dict[str, Any]:
     from tokenizers.decoders import DecodeStream
 
     parser, request = _parser_of(case)
-    tokenizer = tokenizer_of(tuple(case["vocabulary"]))
+    tokenizer = tokenizer_of(tuple(case["vocabulary"]), tuple(case["tokenizer_settings"].items()))
     ids = _output_ids(case)
     stream = DecodeStream(skip_special_tokens=False)
     content = ""
@@ -105,13 +107,13 @@ def _parser_of(case: dict[str, Any]) -> tuple[Any, Any]:
         tool_parser_name=case["parser"], enable_auto_tools=True, is_harmony=_is_harmony(case)
     )
     assert parser_class is not None
-    tokenizer = tokenizer_of(tuple(case["vocabulary"]))
+    tokenizer = tokenizer_of(tuple(case["vocabulary"]), tuple(case["tokenizer_settings"].items()))
     return parser_class(tokenizer, request.tools, chat_template_kwargs={}, model_config=None), request
 
 
 @cache
-def tokenizer_of(vocabulary: tuple[str, ...]) -> Any:
-    """Return a tokenizer of bytes, and of one token for each text of the vocabulary."""
+def tokenizer_of(vocabulary: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> Any:
+    """Return a tokenizer of bytes, and of one token for each text of the vocabulary. `settings`: names and values."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -121,7 +123,9 @@ def tokenizer_of(vocabulary: tuple[str, ...]) -> Any:
     data.decoder = decoders.ByteLevel()
     texts = sorted({*vocabulary, END})
     data.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in texts])
-    return PreTrainedTokenizerFast(tokenizer_object=data, eos_token=END, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=data, eos_token=END, clean_up_tokenization_spaces=False, **dict(settings)
+    )
 
 
 def _is_harmony(case: dict[str, Any]) -> bool:
@@ -133,7 +137,7 @@ def _output_ids(case: dict[str, Any]) -> list[int]:
         from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 
         return list(get_encoding().encode(case["text"], allowed_special="all"))
-    tokenizer = tokenizer_of(tuple(case["vocabulary"]))
+    tokenizer = tokenizer_of(tuple(case["vocabulary"]), tuple(case["tokenizer_settings"].items()))
     return [*tokenizer.encode(case["text"], add_special_tokens=False), tokenizer.eos_token_id]
 
 

@@ -37,6 +37,8 @@ PARSERS: Mapping[str, str | None] = {
 """Names of vLLM's parsers for templates and families that vLLM calls otherwise. None = it has none that reads them."""
 _MORE_TOKENS = {"llama4_json": ("<|python_tag|>",)}
 """Tokens that a family's models do not have, and that vLLM's parser of it asks for."""
+_TOKENIZER_SETTINGS = {"hy_v3": {"token_suffix": ":opensource"}}
+"""Settings of a family's tokenizer that vLLM's parser of it reads."""
 WAYS = ("whole", "streamed")
 
 
@@ -79,6 +81,7 @@ def compare(python: str, verdicts: Sequence[tuple[TemplateFile, Verdict]]) -> di
                     "text": text,
                     "tools": [tool.for_template() for tool in TOOLS],
                     "vocabulary": _vocabulary(template.family),
+                    "tokenizer_settings": _TOKENIZER_SETTINGS.get(template.family, {}),
                 }
             )
     made = subprocess.run(
