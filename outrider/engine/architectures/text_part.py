@@ -34,10 +34,11 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 UNIMPLEMENTED = "_forward_unimplemented"
-"""Name of the forward method that torch gives to a class without one."""
+"""Name of the `forward` that torch gives to a module class which defines none. A class whose `forward` has this name
+cannot run."""
 NUM_COMPARED = 24
-"""Number of equal parts into which the vocabulary is divided to choose token ids for a test: the ids at the bounds of
-the parts, and special ids. On these ids the logits of a multimodal class are compared with those of the class for text
+"""Number of equal parts into which the vocabulary is divided to choose test tokens: the ids at the bounds of the parts,
+and special ids. With these ids the logits of a multimodal class are compared with the logits of the class for text
 alone."""
 MAX_COMPARED = 256
 """Maximum number of token ids on which a multimodal class is compared with the class for text alone. Every model
