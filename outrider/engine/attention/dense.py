@@ -35,8 +35,8 @@ from outrider.engine.step_plan import EncoderSource, Row, StepPlan, group_rows, 
 from outrider.engine.token_tree import visible_tokens
 
 OWN_WINDOWS = ("gpt_neo", "moshi")
-"""Model types that ignore the attention mask's window: their own code applies a sliding window by columns, or none,
-whatever the configuration states. They cannot run token trees."""
+"""Model types whose own code applies a sliding window by columns of the batch, or applies none, even if the
+configuration states one. They cannot run token trees."""
 
 
 class Tree(Protocol):

@@ -23,7 +23,9 @@ Array = NDArray[Any]
 
 
 class Inputs:
-    """Named buffers on the device. They are views of one flat buffer, so that one copy from the host fills all of them."""
+    """Named buffers on the device, which are views of one flat buffer, so that one copy from the host fills all of
+    them.
+    """
 
     def __init__(self, shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]], device: torch.device) -> None:
         """shapes: (shape, dtype) of each buffer by name, the wide dtypes first, so that every view is aligned."""

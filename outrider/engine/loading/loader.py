@@ -151,7 +151,8 @@ def _describe_reading(model: str) -> str:
 def keep_soft_caps(config: PreTrainedConfig) -> None:
     """Select eager attention in the configuration, in place, if the model has soft caps on its attention scores.
 
-    Transformers' own choice may be an attention that leaves the caps out (for Gemma 2 before 5.21).
+    The attention that transformers selects by default may leave the caps out (for Gemma 2, in transformers before
+    5.21).
     """
     if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None):
         config._attn_implementation = "eager"
@@ -257,8 +258,8 @@ def _has_cache(network: PreTrainedModel) -> bool:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """Raise ConfigError if transformers has no class that generates text for the model, or if its layers keep a state
-    that is not served.
+    """Raise ConfigError if transformers has no class that generates text for the model, or if its decoder layers keep a
+    state that is not served.
     """
     name = _architecture(config)
     model_class = network_class(config)
