@@ -57,10 +57,10 @@ class ServedClass:
 
 
 def text_generating_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the part that generates text, if the model only joins several models. For other
-    models return the configuration unchanged.
+    """Return the configuration of the part that generates text, if the model is only a bundle of several models. For
+    other models return the configuration unchanged.
 
-    Example: Qwen's Omni joins a thinker, a talker and a voice, of which the thinker generates text.
+    Example: Qwen's Omni bundles a thinker, a talker and a voice, of which the thinker generates text.
     """
     model_class = _multimodal_class(config)
     if model_class is None or model_class.forward.__name__ != UNIMPLEMENTED:

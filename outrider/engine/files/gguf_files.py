@@ -51,8 +51,8 @@ def check_installed(path: Path) -> None:
 
 
 def read_gguf_config(path: Path) -> PreTrainedConfig:
-    """Return the transformers configuration of a GGUF file, with all end ids that the file states. Fields that the file
-    states and transformers does not read are added.
+    """Return the transformers configuration of a GGUF file, with all end ids that the file names. It also has the
+    values that the file states and transformers by itself does not read.
 
     Raises ConfigError for a file that is damaged, or that transformers or this machine cannot read.
     """

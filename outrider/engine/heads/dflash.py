@@ -121,8 +121,8 @@ class DFlashHead(LlamaHead, BlockHead):
         return self.with_biases(logits, markov.markov_w2(torch.cat(latents)))
 
     def with_biases(self, logits: Tensor, biases: Tensor) -> Tensor:
-        """Return the sum of logits [N, V] and the sequential head's biases [N, Vd], in the dtype of the logits. The
-        biases are added in the columns of the token ids for which the lm_head has a row.
+        """Return logits [N, V] plus the biases [N, Vd] of DSpark's sequential head, in the dtype of the logits. The
+        biases are added in the columns of the Vd token ids for which the lm_head has a row.
         """
         if self.draft_ids is None:
             return logits + biases.to(logits.dtype)
@@ -162,7 +162,7 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + facts.width, 3 * rank)
 
     def begin(self) -> Tensor:
-        """Return the recurrent state [1, r] before the first position of a block: zeros."""
+        """Return the recurrent state [1, r] of the sequential head before the first position of a block: zeros."""
         return torch.zeros_like(self.markov_w1.weight[:1])
 
     def step(self, token_ids: Tensor, hidden: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,8 +49,8 @@ class HeadFacts:
     """Whether the lm_head reads the last layer's output after the final norm. False = it reads the output before the
     norm."""
     is_carry_normed: bool = False
-    """Whether the hidden states in `HeadOutput.hidden` are taken after the final norm. False = they are taken before
-    it."""
+    """Whether `HeadOutput.hidden` has the head's hidden states after the final norm. False = it has them before the
+    norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +280,8 @@ class BlockHead(HeadNetwork):
         return self.fill(input_ids, position_ids[:, num_read:], cache)
 
     def read(self, features: Tensor, position_ids: Tensor, cache: Cache) -> None:
-        """Write keys and values of features [1, C, d] at positions [1, C] into the cache of every layer. No norm is
-        applied to the features first.
+        """Write the keys and values of features [1, C, d] at positions [1, C] into the KV cache of every layer. No norm
+        is applied to the features before.
         """
         features = features.to(self.dtype)
         rotary = self.rotary_emb(features, position_ids)

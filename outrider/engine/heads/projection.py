@@ -70,7 +70,9 @@ _SPEC = TypeAdapter(ProjectionSpec)
 
 
 class Projection(nn.Module):
-    """Projection of a token's hidden states to its feature, as a module that the target runs."""
+    """Projection of a token's hidden states to its feature. It is a torch module; the draft worker sends it to the
+    target, which runs it.
+    """
 
     fc: Tensor | None
     norm: Tensor | None
@@ -94,7 +96,7 @@ class Projection(nn.Module):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the projection by name: the linear map `fc` and the weights of the norms, if there are any. Empty
+        """Tensors of the projection by name: the linear map `fc` and, if the projection has norms, their weights. Empty
         for the identity.
         """
         return dict(self.named_buffers())

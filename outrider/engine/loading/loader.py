@@ -229,10 +229,11 @@ def _architecture(config: PreTrainedConfig) -> str:
 
 
 def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | None = None) -> PreTrainedModel:
-    """Compare the configuration with the headers of the weight files. Return the network on the meta device.
+    """Check that a network of this configuration fits the headers of the model's weight files. Return the network on
+    the meta device.
 
     source: the form in which the weights will be loaded; None = the form in which they are stored. Raises ConfigError
-    if the files do not contain the network's weights, and for a model without a KV cache.
+    if the files do not fit the network, and for a model without a KV cache.
     """
     source = source or WeightSource.as_stored(model, config)
     headers = read_headers(model)

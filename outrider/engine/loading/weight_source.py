@@ -68,7 +68,8 @@ class WeightSource:
         return cls(model, unpacked_config(config), packed=packed, why_unpacked=why)
 
     def check(self, network: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
-        """Raise ConfigError unless the weight files contain every weight of the network, in its shape.
+        """Raise ConfigError if the headers of the weight files contradict the network: a tensor has another shape, the
+        network is far larger than the files, or the files do not agree with config.json on tied weights.
 
         network: built on the meta device. headers: headers of the tensors in the files, by tensor name.
         """

@@ -25,8 +25,8 @@ _HEADER = struct.Struct("<I")  # bytes of the message that follows
 MEETING_TIMEOUT_S = 120.0
 """Maximum time in seconds in which all followers must start and connect to rank 0."""
 GRACE_S = 1.0
-"""Time in seconds to wait, after an error on one rank, for the news that another rank's process has ended, which may be
-the error's cause."""
+"""Time in seconds that a rank waits when another rank has failed, before it acts. Rank 0 waits for the news that a
+follower's process has ended; a follower whose rank 0 is gone waits for its own end in good order."""
 
 
 def make_meeting_place(folder: Path) -> Path:
@@ -167,7 +167,8 @@ class RankZeroLines:
     commands: MessageConnection
     """Connection on which this follower receives rank 0's commands."""
     life: MessageConnection
-    """Connection that closes when the process of rank 0 or of this follower ends."""
+    """Connection that closes when the process of rank 0 or of this follower ends. Before it ends, the follower sends
+    the reason on it, if it can."""
 
     def send_ready(self) -> None:
         """Tell rank 0 that this follower is about to join the process group. Raises OSError."""

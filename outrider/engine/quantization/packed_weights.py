@@ -36,8 +36,8 @@ values stay in the model's dtype."""
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 """Dtypes of FP8, as safetensors names them."""
 BYTES = (*FLOAT8, "I8", "U8")
-"""Dtypes of one byte, as safetensors names them. A tensor of such a dtype is refused if it has no scale, without which
-its numbers are no weights."""
+"""Dtypes of one byte that hold quantised numbers, as safetensors names them. A tensor of such a dtype is refused if it
+has no scale, without which its numbers are not the weights."""
 NV_GROUP = 16
 """Number of consecutive columns of a weight that share a scale in NVFP4."""
 MX_GROUP = 32

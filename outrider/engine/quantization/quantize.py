@@ -31,8 +31,8 @@ from outrider.wire.settings.config import WorkerConfig
 from outrider.wire.telemetry.log import get_logger
 
 GPU_ALONE = ("compressed-tensors",)
-"""Methods of quantisation (`quant_method`) whose own library is used only on a GPU. On a CPU that library would unpack
-each weight at its first use and keep it unpacked; so all weights are unpacked at load instead."""
+"""Methods of quantisation (`quant_method`) whose own library is used only on a GPU. On other devices that library would
+unpack each weight at its first use and keep it unpacked; so all weights are unpacked at load instead."""
 
 log = get_logger(__name__)
 
