@@ -28,8 +28,8 @@ log = get_logger(__name__)
 
 WIDTHS = (6, 1, 2, 4, 9)
 """Numbers of tokens per row (one sequence) of the steps that are captured, the most frequent first. 6: the target
-verifies 5 draft tokens. 1: a decode. 2: a draft worker feeds the token after an accepted proposal, too. 4 and 9: the
-target verifies 3 and 8 draft tokens."""
+verifies 5 draft tokens. 1: a decode. 2: a draft worker feeds one token more than in a decode, since all of its draft
+tokens were accepted. 4 and 9: the target verifies 3 and 8 draft tokens."""
 FREE_TOKENS = 64
 """Number of tokens up to which a padded step is always replayed: up to it, a step takes as long as reading the weights,
 whether its tokens are padding or not."""

@@ -280,8 +280,8 @@ class BlockHead(HeadNetwork):
         return self.fill(input_ids, position_ids[:, num_read:], cache)
 
     def read(self, features: Tensor, position_ids: Tensor, cache: Cache) -> None:
-        """Write the keys and values of features [1, C, d] at positions [1, C] into the KV cache of every layer. No norm
-        is applied to the features before.
+        """Write the keys and values of features [1, C, d] at positions [1, C] into the KV cache of every layer. The
+        layers' norms are not applied to the features.
         """
         features = features.to(self.dtype)
         rotary = self.rotary_emb(features, position_ids)

@@ -89,8 +89,8 @@ class Projection(nn.Module):
 
     @classmethod
     def identity(cls, width: int) -> Projection:
-        """Return the projection without a linear map: a token's feature is its last hidden state, after the final norm.
-        `width`: width of that hidden state.
+        """Return the projection without a linear map: a token's feature is the target's last hidden state of it, after
+        the final norm. `width`: width of that hidden state.
         """
         return cls(ProjectionSpec((NORMED,), width), {})
 

@@ -185,8 +185,8 @@ def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]
 
 @torch.inference_mode()
 def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
-    """Return how well a head predicts a text with the wiring in its files, and with each wiring that such files are
-    commonly mistaken for.
+    """Return how well a head predicts a text with the wiring in its files, and with other wirings that it may have in
+    truth if the files are wrong.
 
     For example, if the head predicts better with the hidden states of other layers, its files name wrong layers. For
     each boolean that the files leave open, both values are tried first and the better one is kept. Raises `OutOfBlocks`

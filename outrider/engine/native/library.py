@@ -78,9 +78,9 @@ class MatrixName(IntEnum):
 
 
 class RowPart(IntEnum):
-    """Which outputs of a packed matrix the rows of a weight [rows, columns] become. STRAIGHT: consecutive outputs. GATE
-    and UP: in the matrix GATE_UP, which alternates 32 outputs of the gate with 32 of the up projection, those of the
-    one or the other.
+    """Which outputs of a packed matrix the rows of a weight [rows, columns] become. STRAIGHT: consecutive outputs. The
+    matrix GATE_UP alternates 32 outputs of the gate with 32 of the up projection; GATE: the outputs of the gate; UP:
+    those of the up projection.
     """
 
     STRAIGHT = 0

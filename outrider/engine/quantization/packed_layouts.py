@@ -17,8 +17,8 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.
 """The 16 values that a number of 4 bits may have: sign, two bits of exponent, one of mantissa (E2M1, OCP microscaling
 formats)."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""For each of the eight columns that AWQ stores in a word of 32 bits, the index (from the lowest) of its group of 4
-bits in the word. AWQ stores the even columns first."""
+"""For each of the eight columns that AWQ stores in a word of 32 bits, the index of its 4 bits in the word (0 = the
+lowest bits). AWQ stores the even columns first."""
 Parts = Mapping[str, Tensor]
 """Tensors from which one weight is computed, by their roles in the checkpoint's layout, such as "scale" or
 "zero_point"."""
