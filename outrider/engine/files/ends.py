@@ -29,7 +29,8 @@ class EndTokens:
     """Token ids that end an output, according to the files of a model."""
 
     ids: tuple[int, ...]
-    """All end ids that the model's files name: generation_config.json, config.json and tokenizer_config.json."""
+    """All end ids that generation_config.json, config.json and tokenizer_config.json name. If none of them names any,
+    these are the default of the model's config class."""
     difference: str | None
     """Sentence for the log that shows which file names which ids, if the files differ; None if they agree."""
 
