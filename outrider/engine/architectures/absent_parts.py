@@ -26,8 +26,8 @@ module that contains them."""
 
 
 class AbsentPart(nn.Module):
-    """Placeholder for a part of a model that is not loaded, such as an image encoder. It has a device and a dtype,
-    since some classes read them even for text.
+    """Placeholder module for a part of a model that is not loaded, such as an image encoder. It has a device and a
+    dtype, since some model classes read those of the absent part even when they run on text.
     """
 
     def __init__(self) -> None:

@@ -25,10 +25,12 @@ DEFAULT_CONTEXT = 2048
 MAX_CONTEXT = 1 << 24
 """Largest context limit that is accepted, in tokens. The longest published context is 10 million, Llama 4 Scout's."""
 STRETCHING = ("linear", "yarn", "longrope")
-"""Types of rope scaling whose context length is the unscaled length times the factor. Llama 3's type is not among them.
-It has a factor, too, but its files state the trained length, which for Llama 3.2 is shorter than that product."""
+"""Types of rope scaling with which the context length is the length before scaling times the scaling's factor. Llama
+3's type also has a factor and is not in the list: its files state the trained context length, which may be shorter than
+that product (Llama 3.2)."""
 DYNAMIC = "dynamic"
-"""Type of rope scaling whose frequencies are computed anew for each length above the stated one."""
+"""Type of rope scaling whose rotary frequencies differ for each sequence length above the context length that the
+configuration states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,11 @@ class StatedContext:
     """Context length that a configuration states, and the context length that follows from it and the rope scaling."""
 
     stated: int | None
-    """Context length in tokens that the file states, in some files already after the rope scaling. None if it states
-    none."""
+    """Context length in tokens that the model's configuration states. In the files of some models this number already
+    includes the rope scaling. None if the configuration states no length."""
     stretched: int | None
-    """Context length in tokens after the rope scaling, equal to `stated` without one; None if `stated` is None."""
+    """Context length in tokens with the rope scaling applied; equal to `stated` if the model has no rope scaling, and
+    None if `stated` is None."""
     scaling: str
     """Description of the rope scaling, for messages; empty if there is none."""
     is_dynamic: bool
@@ -50,10 +53,10 @@ def context_limit_of(config: PreTrainedConfig, setting: int | None) -> int:
     """Return the context limit in tokens: `setting` or, if it is None, the context length for which the model was
     trained.
 
-    A linear or YaRN scaling stretches that length. A scaling of the type dynamic does not: above the stated length it
-    changes the frequencies of all tokens with each token that is added, and cached keys would keep the old ones. Raises
-    ConfigError for a setting larger than the model's context, and for a context limit outside MIN_CONTEXT to
-    MAX_CONTEXT.
+    Rope scaling by a factor (linear, YaRN, LongRoPE) lengthens the trained context. Rope scaling of the type dynamic
+    does not: for each sequence length above the stated one it has other rotary frequencies, and keys that were cached
+    at a smaller length would keep the old ones. Raises ConfigError for a setting larger than the model's context, and
+    for a context limit outside MIN_CONTEXT to MAX_CONTEXT.
     """
     context = stated_context(config)
     limit = setting or context.stretched or DEFAULT_CONTEXT

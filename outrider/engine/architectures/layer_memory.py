@@ -20,10 +20,12 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from outrider.engine.errors import PathUnavailable
 
 RUNNING_STATE = "a running state that is not served yet"
-"""Name, in messages, of a state that stands for a whole sequence and is not served."""
+"""Words for messages about layers that sum up the whole sequence in one state (Mamba, linear attention). Models with
+such layers are not served."""
 
 Width = Callable[[PreTrainedConfig], int]
-"""Function from a layer's configuration to the number of numbers that the layer keeps for a token."""
+"""Function from a layer's configuration to how many numbers (elements, not bytes) the layer's cache holds for one
+token."""
 
 
 def _attention_width(text: PreTrainedConfig) -> int:
@@ -55,29 +57,29 @@ def _no_width(text: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """What the layers of one type keep between steps, and what this allows for the rows of a forward."""
+    """What the layers of one type keep in the cache between steps, and which batches of rows they can run."""
 
     kept_states: str
-    """What is kept, worded to follow "keep" in messages."""
+    """What the layers keep between steps, in words that follow "keeps" in a message."""
     width: Width = _attention_width
     """Function that estimates how many numbers a layer keeps for a token. The storages of an attention path have the
     exact number, once the layers have run."""
     is_per_token: bool = True
-    """Whether everything that is kept lies in the KV pool's blocks, token by token: truncating the block table then
-    rolls a layer back. False = it is a state of the whole sequence, which is not served."""
+    """Whether everything that the layers keep lies in the KV pool's blocks, token by token, so that truncating the
+    block table rolls a layer back. False = a layer keeps states that are not per token, and the model is refused."""
     is_packable: bool = True
     """Whether the tokens of several sequences may be fed as one long sequence, as the `paged` path does."""
     has_columns_as_positions: bool = False
-    """Whether the class takes a token's column in the batch for its position. The rows of a forward must then have
-    equal length."""
+    """Whether transformers' code for these layers takes a token's column in the batch for its position. All rows of a
+    forward must then have the same length."""
     tree_refusal: str | None = None
     """Reason why rows may not be token trees, even if the self-test of trees would pass; None = that test decides."""
     cache_method: str | None = None
     """Method of transformers' `Cache` that the layers call in addition to `update`, and that an old transformers may
     not have; None = they call no other."""
     test_limits: Mapping[str, int] = field(default_factory=dict)
-    """Names and test values of the attributes that limit how many keys a module selects. The self-test sets these small
-    values, since a short test would never reach a model's own limit of thousands of keys."""
+    """By the name of a module's attribute, the value that the self-test sets. The attributes limit how many keys a
+    module selects; a short self-test would never reach a model's own limit of thousands of keys."""
 
 
 _ATTENTION = LayerMemory("keys and values")
@@ -130,7 +132,7 @@ KINDS: Mapping[str, LayerMemory] = {
         "keys and values by where the prompt ended, which a step does not know", is_per_token=False
     ),
 }
-"""What each layer type keeps, by transformers' name of the type."""
+"""For each layer type, by transformers' name of it, what layers of this type keep between steps."""
 OLD_NAMES = {
     "attention": "full_attention",
     "mamba": "linear_attention",
@@ -139,9 +141,9 @@ OLD_NAMES = {
 """Current name of a layer type, by its name in transformers before 5.23."""
 
 TEST_LIMITS = {"keep_window_size": 2, "floor_scale": 8}
-"""Names and test values of attributes of modules that compute differently after a number of tokens: for Doge's
-selection of keys, and for the scale of Llama 4's queries. The self-test of 48 tokens sets these values, so that it
-reaches the limits."""
+"""By the name of a module's attribute, the value that the self-test sets. The attributes are numbers of tokens after
+which a module computes differently: Doge's selection of keys, and the scale of Llama 4's queries. The self-test feeds
+at most 48 tokens, too few to reach a model's own values."""
 
 
 def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
@@ -168,15 +170,15 @@ def layer_config(text: PreTrainedConfig, index: int) -> PreTrainedConfig:
 
 
 def memories(types: Sequence[str]) -> dict[str, LayerMemory]:
-    """Return what layers of each of these types keep, by type, in the order of first occurrence. types: layer types
-    that `memory_refusal` accepts.
+    """Return the `LayerMemory` of each of these layer types, by type, in the order in which the types first occur.
+    types: layer types that `memory_refusal` accepts.
     """
     return {name: KINDS[name] for name in dict.fromkeys(types)}
 
 
 def token_width(config: PreTrainedConfig) -> int:
-    """Return roughly how many numbers all layers together keep for a token. Their types must be accepted by
-    `memory_refusal`.
+    """Return roughly how many numbers (elements, not bytes) the caches of all layers together hold for one token. Call
+    it only for a configuration whose layer types `memory_refusal` accepts.
     """
     text = config.get_text_config(decoder=True)
     return sum(KINDS[name].width(layer_config(text, index)) for index, name in enumerate(layer_types(config)))
@@ -229,11 +231,12 @@ def tree_refusal(types: Sequence[str]) -> str | None:
 
 @contextmanager
 def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator[None]:
-    """Context manager that lowers limits of a model's modules, so that a self-test of few tokens reaches them.
+    """Context manager in which a model's modules change their computation after fewer tokens than normal, so that a
+    self-test of few tokens reaches these limits.
 
-    For example, attention that selects 2048 keys then selects only a few. It sets the `test_limits` of these layer
-    types, and TEST_LIMITS in modules of every class. Raises PathUnavailable for a type if no module has the attributes
-    in its `test_limits`.
+    For example, attention that selects 2048 keys then selects only a few. The limits that are lowered are the
+    `test_limits` of these layer types and, in modules of every class, TEST_LIMITS. Raises PathUnavailable for a layer
+    type if no module has the attributes that its `test_limits` name.
     """
     changed: list[tuple[nn.Module, str, int]] = []
     try:

@@ -34,10 +34,11 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 UNIMPLEMENTED = "_forward_unimplemented"
-"""Name of the forward method that torch gives to a class without one."""
+"""Name of the `forward` that torch gives to a module class which defines none. A class whose `forward` has this name
+cannot run."""
 NUM_COMPARED = 24
-"""Number of equal parts into which the vocabulary is divided to choose token ids for a test: the ids at the bounds of
-the parts, and special ids. On these ids the logits of a multimodal class are compared with those of the class for text
+"""Number of equal parts into which the vocabulary is divided to choose test tokens: the ids at the bounds of the parts,
+and special ids. With these ids the logits of a multimodal class are compared with the logits of the class for text
 alone."""
 MAX_COMPARED = 256
 """Maximum number of token ids on which a multimodal class is compared with the class for text alone. Every model
@@ -56,10 +57,10 @@ class ServedClass:
 
 
 def text_generating_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the part that generates text, if the model only joins several models. For other
-    models return the configuration unchanged.
+    """Return the configuration of the part that generates text, if the model is only a bundle of several models. For
+    other models return the configuration unchanged.
 
-    Example: Qwen's Omni joins a thinker, a talker and a voice, of which the thinker generates text.
+    Example: Qwen's Omni bundles a thinker, a talker and a voice, of which the thinker generates text.
     """
     model_class = _multimodal_class(config)
     if model_class is None or model_class.forward.__name__ != UNIMPLEMENTED:

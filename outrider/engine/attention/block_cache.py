@@ -32,8 +32,8 @@ def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int 
     """Return the sliding window and the chunk size of layer `index`, each a number of keys; None = the layer has no
     such limit.
 
-    These values hold for classes that apply the limits in the mask. Other classes pass limits to the attention
-    function; those take precedence.
+    They are read from the model's configuration. Some classes also pass a window to the attention function; that window
+    then takes precedence.
     """
     kind = "sliding_attention"  # the type of all layers where a configuration lists none and has a window
     layer_types = declared(config, "layer_types")
@@ -48,10 +48,11 @@ def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int 
 
 
 def declared(config: PreTrainedConfig, name: str) -> Any:
-    """Return the configuration's value of `name`; None if its class has no such parameter.
+    """Return the configuration's value of `name`; None if the configuration's class has no such parameter.
 
-    Transformers keeps names that a class does not have, and the model ignores them: a Mistral or Qwen that was saved as
-    a Llama has its window in config.json, and full attention.
+    Transformers stores every key of config.json as an attribute, also keys that the class does not know and the model
+    ignores. For example, a Mistral that was saved as a Llama has a `sliding_window` in config.json, and runs with full
+    attention.
     """
     if name not in inspect.signature(type(config).__init__).parameters:
         return None
@@ -59,10 +60,11 @@ def declared(config: PreTrainedConfig, name: str) -> Any:
 
 
 class BlockLayer(CacheLayerMixin):
-    """Storages of one layer, in blocks: a storage is one tensor of all blocks, for keys, for values or for something
-    else that the layer keeps. It is allocated when its first states are written and show its shape.
+    """KV cache of one layer, in blocks. It has a storage for keys, one for values and others for anything else that the
+    layer keeps; a storage is one tensor of all blocks.
 
-    Keys and values may differ in width (MLA). A layer may keep more than these two, or nothing.
+    A storage is allocated when the first states are written to it, since its shape and dtype are those of the states.
+    Keys and values may differ in width (MLA). Some layers have neither.
     """
 
     plan: Any = None
@@ -78,7 +80,7 @@ class BlockLayer(CacheLayerMixin):
 
     @property
     def storages(self) -> list[Tensor]:
-        """All storages that are allocated, keys and values included."""
+        """All storages of the layer that are allocated, including those of keys and values."""
         own = [storage for storage in (self.keys, self.values) if storage is not None]
         return [*own, *self.more.values()]
 
@@ -109,8 +111,8 @@ class BlockLayer(CacheLayerMixin):
         return self.write_and_read(self.keys, key_states), self.write_and_read(self.values, value_states)
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write states [B, H, q, D] into a storage, at the places that the plan gives. Return the states that the model
-        is to attend to.
+        """Write the states [B, H, q, D] of the new tokens into a storage, at the storage indices of the plan. Return
+        the states that the model is to attend to.
         """
         raise NotImplementedError
 
@@ -119,7 +121,7 @@ class BlockLayer(CacheLayerMixin):
         return -1
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Copy blocks in all storages. copies: pairs (from, to) of block numbers."""
+        """Copy blocks to other blocks, in all storages of the layer. copies: pairs (from, to) of block numbers."""
         for storage in self.storages:
             for source, destination in copies:
                 storage[destination].copy_(storage[source])
@@ -134,7 +136,7 @@ class BlockLayer(CacheLayerMixin):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in this layer; 0 before the first forward."""
+        """Bytes that one token takes in this layer's storages; 0 before the first forward."""
         return sum(storage[0, 0].numel() * storage.element_size() for storage in self.storages)
 
 
@@ -165,5 +167,5 @@ class BlockCache(Cache):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers together; 0 before the first forward."""
+        """Bytes that one token takes in the storages of all layers together; 0 before the first forward."""
         return sum(layer.bytes_per_token for layer in self.layers)

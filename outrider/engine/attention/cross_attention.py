@@ -89,8 +89,8 @@ class SourcePlan:
 
 
 class CrossLayer(CacheLayerMixin):
-    """Cross-attention cache of one layer: the keys and values of the sources. They are in the storage that also has the
-    keys and values of the decoder's tokens.
+    """Cross-attention cache of one layer: the keys and values of the sources. They lie in the storages of the layer's
+    self-attention cache, in blocks that are reserved for the source.
     """
 
     plan: SourcePlan | None = None
@@ -130,10 +130,10 @@ class CrossLayer(CacheLayerMixin):
         return key_states, value_states
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the storage was allocated for the layer's own tokens."""
+        """Do nothing: the self-attention cache has allocated the storages."""
 
     def get_seq_length(self) -> int:
-        """Return 0, the number of the decoder's tokens in this cache. Called by transformers."""
+        """Return 0: this cache has no tokens of the decoder, only sources. Called by transformers."""
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -165,8 +165,8 @@ class CrossAttention:
 
     @property
     def needs_positions(self) -> bool:
-        """Whether the decoder is given the positions of its tokens, or the distances between them. False = it counts
-        the columns of the batch.
+        """Whether the hooks of this class give the decoder the true positions of its tokens, or the distances between
+        them. False = the decoder takes columns of the batch for positions.
         """
         return self._sets_positions and (self._positions.is_supported or self._distances.is_supported)
 

@@ -35,8 +35,8 @@ from outrider.engine.step_plan import EncoderSource, Row, StepPlan, group_rows, 
 from outrider.engine.token_tree import visible_tokens
 
 OWN_WINDOWS = ("gpt_neo", "moshi")
-"""Model types whose own code applies a sliding window by columns, or applies none, even if the configuration states
-one."""
+"""Model types whose own code applies a sliding window by columns of the batch, or applies none, even if the
+configuration states one. They cannot run token trees."""
 
 
 class Tree(Protocol):
@@ -197,7 +197,7 @@ class DenseCache(BlockCache):
     """
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """Return None, since `update_conv_state` returns the past inputs."""
+        """Return None: `update_conv_state` already returns the inputs of the earlier tokens."""
         return None
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
@@ -215,7 +215,7 @@ class DenseCache(BlockCache):
         return state
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether the rows have cached tokens."""
+        """Return whether any row of the running forward has cached tokens."""
         return self.get_seq_length() > 0
 
 

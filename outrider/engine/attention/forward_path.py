@@ -28,8 +28,8 @@ class ForwardPath(Protocol):
     name: str
     """Name of the path in the log, in GetInfo and in benchmarks: fused, flash, paged or dense."""
     batch_invariant: bool
-    """Whether a token's logits have the same bits whatever else is in the forward and however the token's row was
-    divided into steps."""
+    """Whether a token's logits have the same bits whatever other rows are in the forward, and in however many steps the
+    tokens before it were fed."""
     block_size: int
     """Number of tokens in a block of the path's storage."""
 
@@ -40,13 +40,13 @@ class ForwardPath(Protocol):
         """
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        """Replace the storage by an empty one of `num_blocks` blocks and the trash block, each of `block_size` tokens.
-        Raises torch's errors if there is too little memory.
+        """Replace the path's KV storage by an empty one of `num_blocks` blocks and the trash block, each of
+        `block_size` tokens. Raises torch's errors if there is too little memory.
         """
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks in every layer. copies: pairs (from, to) of block numbers. Needed before a table writes into a
-        block that other tables use.
+        """Copy blocks of the KV storage to other blocks, in every layer. copies: pairs (from, to) of block numbers. A
+        block that several block tables share must be copied before one of these sequences writes into it.
         """
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
@@ -63,10 +63,10 @@ class TreePath(Protocol):
     """Attention path whose rows may be token trees (`Row.parents`), if the model passes the self-test of trees."""
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Move all that a layer keeps of the tokens at `sources` to `destinations`, in every layer.
+        """Move all that the layers keep of some tokens to other places of the KV storage, in every layer.
 
-        Both are storage indices: block * block_size + offset. A destination may also be a source: all sources are read
-        before any destination is written.
+        `sources`, `destinations`: the old and the new storage index (block * block_size + offset) of each token. A
+        destination may also be a source: all sources are read before any destination is written.
         """
 
 
@@ -97,21 +97,26 @@ class FeaturePath(Protocol):
 
 @runtime_checkable
 class RepackedPath(Protocol):
-    """Attention path with its own copy of the weights. The model's modules may be dropped once the path is created."""
+    """Attention path with its own copy of the weights, so that the model's modules may be dropped once the path is
+    created.
+    """
 
     @property
     def weights_bytes(self) -> int:
-        """Size of the path's weights in bytes. An embedding with the same values as the lm_head counts twice if both
-        are kept.
+        """Size in bytes of the path's copy of the weights. With tied weights, the embedding and the lm_head both count
+        if the path stores both.
         """
 
 
 @runtime_checkable
 class PreparedPath(Protocol):
-    """Attention path with work to do between the load and the first request, after its storage is set."""
+    """Attention path that needs preparation, such as the capture of CUDA graphs, after its storage is set and before
+    the first request.
+    """
 
     def prepare(self, max_rows: int, context_limit: int) -> None:
-        """Do the work between the load and the first request, such as capturing CUDA graphs.
+        """Prepare the path for requests, for example by capturing CUDA graphs.
 
-        max_rows: maximum number of rows of a forward. context_limit: maximum number of tokens of a row.
+        max_rows: maximum number of rows (sequences) of a forward. context_limit: maximum number of tokens of a row,
+        cached and new.
         """

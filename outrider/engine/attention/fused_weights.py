@@ -39,16 +39,17 @@ CLASSES = (
 """Names of the transformers classes that the fused path runs. Names are compared, since a subclass may compute
 something else."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Types of rotary embeddings whose tables do not depend on the length of a sequence."""
+"""Types of rope that the fused path runs: those whose tables of cosines and sines do not depend on the length of a
+sequence."""
 ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU}
-"""Number in C++ of each activation function of the MLP, by the function's name in transformers."""
+"""Value in the C++ enumeration of each activation function of the MLP, by the function's name in transformers."""
 KINDS = {torch.float32: NumberKind.FLOAT32, torch.bfloat16: NumberKind.BFLOAT16}
-"""Number in C++ of the storage format of each dtype."""
+"""For each dtype of weights, its value in the C++ enumeration of number formats."""
 MAX_HEAD_SIZE = 256
 """Maximum number of columns of an attention head for which the kernels are compiled."""
 MIN_TABLE_BYTES = 64 << 20
-"""Size in bytes up to which rotary tables are always accepted: the size for 131,072 tokens and heads of 128 columns.
-Larger tables are accepted only up to the size of the weights."""
+"""Size in bytes up to which tables of rotary cosines and sines are always accepted: their size for 131,072 tokens and
+attention heads of 128 columns. Larger tables are accepted only up to the size of the model's weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +75,22 @@ class FusedShape:
     epsilon: float
     """Epsilon of the RMS norms."""
     attention_scale: float
-    """Factor on the products of queries and keys."""
+    """Factor by which products of queries and keys are multiplied before the softmax."""
     dtype: torch.dtype
     """Dtype of the weights and of the KV cache."""
     windows: tuple[int, ...]
-    """For each layer, the number of keys that a query attends to; 0 = all."""
+    """For each layer, the maximum number of keys that a query attends to, its own included; 0 = no maximum."""
     is_int8: bool
     """Whether the linear layers, including the lm_head, are `Int8Linear`."""
     head_rows: int
-    """Number of logits at a position."""
+    """Number of rows of the lm_head, and so of logits at a position."""
     activation: Activation = Activation.SILU
     """Activation function of the MLP."""
     embedding_scale: float = 1.0
-    """Factor on the embeddings of tokens."""
+    """Factor by which the embeddings of tokens are multiplied."""
     rotary_kinds: tuple[str | None, ...] = ()
-    """For each layer the name of its type, if each type has rotary tables of its own. Empty if all layers share the
-    same tables."""
+    """For each layer, the name of the layer type whose rotary tables it uses. Empty if all layers share the same
+    tables."""
     is_paired: bool = False
     """Whether layer 0 reads a feature, given by the caller, together with each token's embedding, as in an EAGLE-3
     head."""

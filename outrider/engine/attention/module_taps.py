@@ -35,7 +35,9 @@ def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]:
 
 
 class ModuleTaps:
-    """Taps of one model, and the hidden states that they recorded in the last forward."""
+    """Hooks on one model that record the hidden states at the chosen taps during each forward, and keep those of the
+    last one.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model

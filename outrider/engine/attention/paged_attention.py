@@ -24,18 +24,17 @@ from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.token_tree import visible_tokens
 
 TOGETHER_BYTES = 1 << 20
-"""Maximum size in bytes of the padded keys of rows that are read together. Measured on a CPU: 32 rows of 16 to 64
-tokens take 1.27 times as long as on `dense` if read one by one, and as long as on `dense` if read together. From 1 MiB
-on nothing is gained, and fresh memory costs time."""
+"""Maximum size in bytes of the padded keys of rows (sequences) whose attention is computed in one call. Measured on a
+CPU: 32 rows of 16 to 64 tokens take 1.27 times as long as on `dense` with a call for each row, and as long as on
+`dense` with one call for all. Above 1 MiB nothing is gained, and allocating memory costs time."""
 TOGETHER_BYTES_ON_DEVICE = 64 << 20
-"""Maximum size in bytes of the padded keys of rows that are read together on a GPU, where a launch costs more and a
-copy less. Not measured."""
+"""The same limit as TOGETHER_BYTES, in bytes, on a GPU, where a call costs more and a copy less. Not measured."""
 COLUMNS_ALIGNED = 16
-"""Number to a multiple of which the row length of a mask in memory is padded. Torch copies a mask for each layer if its
-row length is not a multiple of 8."""
+"""Number of columns to a multiple of which a mask is padded in memory. If a mask's rows are not a multiple of 8 long,
+torch copies the mask for each layer."""
 TOGETHER_WIDTH = 16
-"""Maximum number of new tokens of a slot whose attention is computed in one call together with other slots. A slot with
-more new tokens is in prefill and gets a call of its own."""
+"""Maximum number of new tokens of a sequence whose attention is computed in one call with other sequences. A sequence
+with more new tokens is in prefill and gets a call of its own."""
 
 
 @dataclass(slots=True)
@@ -51,7 +50,8 @@ class _Group:
     kv_len: int
     """L, the number of keys of the longest row."""
     packed: Tensor | None
-    """Indices of the rows' tokens among the packed tokens, [B * q] int64; None if they are consecutive."""
+    """Indices of the rows' new tokens among the packed tokens of the forward, [B * q] int64; None if they are
+    consecutive."""
     masks: dict[tuple[int | None, int | None, bool, int, torch.dtype], Tensor] = field(default_factory=dict)
     """Attention masks [B, 1, G * q, number of keys] by (window, chunk, causal, G, dtype), where G is the number of
     query heads that share a KV head. Layers with the same limits share a mask."""
@@ -63,7 +63,7 @@ class _Group:
 
     @property
     def is_piece(self) -> bool:
-        """Whether the group is part of a prompt: one row of many tokens, and no tree."""
+        """Whether the group is a piece of a prompt: one sequence with many new tokens that are not a tree."""
         return self.width > TOGETHER_WIDTH and self.rows[0].parents is None
 
 

@@ -40,8 +40,8 @@ class PagedLayer(BlockLayer):
         """
         super().__init__(num_blocks, block_size)
         self.returned_keys: Tensor | None = None
-        """Keys that the last `update` returned. If the attention function gets other keys, the model has changed
-        them."""
+        """Keys that the last `update` returned to the model. If the attention function gets a different tensor, the
+        model has changed the keys in between, and is refused."""
         self._needs_gather = needs_gather
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -82,8 +82,9 @@ class PagedCache(BlockCache):
         the trash block. block_size: number of tokens in a block.
         """
         self.needs_gather = getattr(config, "kv_lora_rank", None) is not None
-        """Whether layers return the states of all tokens of the rows, cached and new. This is so for latent attention
-        (MLA), which computes keys from cached latents. Otherwise layers return the states of the new tokens alone."""
+        """Whether layers return to the model the states of all tokens of the rows, cached and new. True for latent
+        attention (MLA), where the model computes keys from cached latents. False = layers return the states of the new
+        tokens alone."""
         num_layers = config.num_hidden_layers
         super().__init__(layers=[PagedLayer(num_blocks, block_size, self.needs_gather) for _ in range(num_layers)])
         self._attention = attention
@@ -118,9 +119,10 @@ class PagedCache(BlockCache):
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> Tensor:
         """Compute the attention of layer `index` for query [1, Hq, T, D]. Return its output [1, T, Hq, Dv].
 
-        key, value: what the model passes to its attention function, [1, Hkv, T, D] of the new tokens or, with
-        `needs_gather`, [1, Hkv, S, D] of all tokens. arguments: the keyword arguments that the model passes to that
-        function. Raises NotImplementedError, at the self-test, for a model that changes keys after `update`.
+        key, value: what the model passes to its attention function. They are [1, Hkv, T, D] of the T new tokens. If the
+        attribute `needs_gather` of this cache is true, they are [1, Hkv, S, D] of all S cached and new tokens of all
+        rows. arguments: the keyword arguments that the model passes to that function. Raises NotImplementedError, at
+        the self-test, for a model that changes keys after `update`.
         """
         layer = self.layers[index]
         options = self._options(index, query, arguments)

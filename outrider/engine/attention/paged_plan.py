@@ -67,7 +67,7 @@ class PagedPlan:
     write_to: Tensor
     """Storage index of each new token, block * block_size + offset, [T] int64."""
     logits_at: Tensor
-    """Indices, among the T packed tokens, of the tokens whose logits are returned, in the order of the rows, [N]
+    """Indices, among the T packed tokens, of the N tokens whose logits are returned, in the order of the rows, [N]
     int64."""
     gather: Tensor | None
     """Storage indices of the keys of all rows, concatenated, [S] int64; None if `build` was called without
@@ -210,17 +210,17 @@ class AttentionOptions:
     """Options of the attention of one layer."""
 
     scaling: float
-    """Factor on the products of queries and keys."""
+    """Factor by which products of queries and keys are multiplied before the softmax."""
     window: int | None = None
     """Maximum number of keys that a query attends to, its own included (sliding window); None = no limit."""
     chunk: int | None = None
     """Number of positions in a chunk: a query attends only to keys of its own chunk (Llama 4); None = there are no
     chunks."""
     softcap: float | None = None
-    """Bound on the scores: x becomes softcap * tanh(x / softcap); None = no bound."""
+    """Bound on the attention scores: a score x becomes softcap * tanh(x / softcap); None = scores are not bounded."""
     sinks: Tensor | None = None
-    """A score for each query head, [Hq], that takes part in the softmax and adds nothing to the output (gpt-oss); None
-    = there are none."""
+    """[Hq], for each query head an extra score in the softmax, without a value: it lowers the weights of all keys
+    (gpt-oss). None = there are no such scores."""
     causal: bool = True
     """Whether a query attends only to its own key and earlier ones. False = all new tokens of a row attend to each
     other; a window then extends to both sides, and no row may be a tree."""
@@ -232,7 +232,9 @@ class PagedAttention(Protocol):
     """
 
     def begin(self, plan: PagedPlan) -> None:
-        """Prepare what the layers of a forward share. Called once before the layers run."""
+        """Prepare for a forward with this plan. Called once before the layers run; all layers of the forward then call
+        `attend` with the same plan.
+        """
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
         """Compute attention for query [T, Hq, D] over the storages of keys and values. Return the output [T, Hq, Dv].

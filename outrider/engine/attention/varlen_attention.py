@@ -19,7 +19,8 @@ from outrider.engine.architectures.layer_memory import layer_config
 from outrider.engine.attention.paged_plan import AttentionOptions, PagedPlan
 
 BLOCK_SIZE = 256
-"""Number of tokens in a block. Flash attention 2, which torch includes, requires a multiple of this number."""
+"""Number of tokens in a block. The block size of flash attention 2, which torch includes, must be a multiple of this
+number."""
 MAX_HEAD_DIM = 256
 """Maximum number of columns of an attention head that flash attention 2 takes."""
 MIN_TORCH = "2.13"
@@ -28,8 +29,8 @@ MIN_TORCH = "2.13"
 
 
 class VarlenAttention:
-    """Attention by torch's flash attention kernel for rows of different lengths. Implements `PagedAttention` for blocks
-    of BLOCK_SIZE.
+    """Attention by torch's flash attention kernel for rows of different lengths. Implements `PagedAttention`, with
+    blocks of BLOCK_SIZE tokens.
     """
 
     def __init__(self, kernel: Callable[..., Any] | None = None) -> None:

@@ -22,8 +22,8 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 CAPTURE_BUDGET_S = 30.0
-"""Maximum time in seconds that capturing steps may take at the start of a worker. Shapes that are not captured by then
-run eagerly."""
+"""Maximum time in seconds for capturing CUDA graphs when a worker starts. Steps of the shapes that are still missing
+when the time is over run without a graph."""
 
 
 class GraphedPath:
@@ -53,7 +53,7 @@ class GraphedPath:
         self._dtype = model.dtype
         self._vocab_size = vocab_size
         self.uses_graphs = True
-        """Whether graphs are replayed. False = every forward runs eagerly, for a comparison."""
+        """Whether graphs are replayed. False = every forward runs eagerly, to compare the two."""
         self._graphs: StepGraphs | None = None  # until `prepare`
         self.features = torch.empty(0)
 

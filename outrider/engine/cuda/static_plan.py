@@ -23,7 +23,9 @@ Array = NDArray[Any]
 
 
 class Inputs:
-    """Named buffers on the device, all of which are filled by one copy."""
+    """Named buffers on the device, which are views of one flat buffer, so that one copy from the host fills all of
+    them.
+    """
 
     def __init__(self, shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]], device: torch.device) -> None:
         """shapes: (shape, dtype) of each buffer by name, the wide dtypes first, so that every view is aligned."""
@@ -53,7 +55,7 @@ class Inputs:
         return flat, views
 
     def load(self, flat: Array) -> None:
-        """Copy the flat array that `new_values` returned into the buffers."""
+        """Copy `flat`, the array that `new_values` returned and the caller filled, from the host into the buffers."""
         self._flat.copy_(to_device(flat, self._device), non_blocking=True)
 
 

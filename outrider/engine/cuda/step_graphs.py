@@ -27,14 +27,15 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 WIDTHS = (6, 1, 2, 4, 9)
-"""Numbers of tokens per row of the steps that are captured, the most frequent first: a verify of 5 draft tokens, a
-decode, a draft that feeds one token more after all of its draft tokens were accepted, and verifies of 3 and 8."""
+"""Numbers of tokens per row (one sequence) of the steps that are captured, the most frequent first. 6: the target
+verifies 5 draft tokens. 1: a decode. 2: a draft worker feeds one token more than in a decode, since all of its draft
+tokens were accepted. 4 and 9: the target verifies 3 and 8 draft tokens."""
 FREE_TOKENS = 64
-"""Number of tokens up to which a padded step costs no more than reading the weights, however many of the tokens are
-padding."""
+"""Number of tokens up to which a padded step is always replayed: up to it, a step takes as long as reading the weights,
+whether its tokens are padding or not."""
 LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest difference between a graph and an eager forward that is accepted, as a fraction of the largest logit, by the
-dtype of the weights."""
+"""Largest accepted difference of a logit between a replayed graph and an eager forward, as a fraction of the largest
+logit, by the dtype of the weights."""
 
 
 class Graph(Protocol):
@@ -81,16 +82,16 @@ class CudaGraphMaker:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Shape of a captured step: its number of rows, all of which have the same number of tokens."""
+    """Shape of a captured step: how many rows it has, and how many tokens each row has. A row is one sequence here."""
 
     num_rows: int
-    """Number of rows of the step, padding included."""
+    """Number of rows (sequences) of the step, made-up rows included."""
     width: int
-    """Number of tokens of each row."""
+    """Number of tokens of each row (one sequence), padding included; the same for all rows of the step."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the step, padding included."""
+        """Number of tokens of the step: rows times width, padding included."""
         return self.num_rows * self.width
 
     def __str__(self) -> str:
@@ -98,8 +99,8 @@ class StepShape:
 
 
 def batch_sizes(max_rows: int) -> list[int]:
-    """Return the numbers of rows of the steps to capture: `max_rows` and the powers of two below it. The largest comes
-    first, since later captures reuse its memory.
+    """Return the numbers of rows (sequences) of the steps to capture: `max_rows` and the powers of two below it. The
+    largest comes first, so that the captures after it reuse its memory.
     """
     # 6: [6, 4, 2, 1]
     sizes = [max_rows]
@@ -110,11 +111,12 @@ def batch_sizes(max_rows: int) -> list[int]:
 
 
 def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | None:
-    """Return the shape with the fewest tokens that is large enough for the rows; None if there is none or its padding
-    costs more than an eager step.
+    """Return the shape with the fewest tokens into which the rows fit; None if there is none or its padding costs more
+    than an eager step.
 
-    A row is padded with cached tokens of its own, so no shape may be wider than the row with the fewest tokens. Padding
-    costs too much if it more than doubles the number of tokens and there are more than FREE_TOKENS.
+    A row is padded with its own cached tokens. So no shape may be wider than the number of tokens, cached and new, of
+    the shortest row. Padding costs too much if the shape has more than twice as many tokens as the rows have new ones,
+    and more than FREE_TOKENS.
     """
     if not rows:
         return None

@@ -29,7 +29,8 @@ class EndTokens:
     """Token ids that end an output, according to the files of a model."""
 
     ids: tuple[int, ...]
-    """All end ids that any of the files names."""
+    """All end ids that generation_config.json, config.json and tokenizer_config.json name. If none of them names any,
+    these are the default of the model's config class."""
     difference: str | None
     """Sentence for the log that shows which file names which ids, if the files differ; None if they agree."""
 
@@ -38,8 +39,8 @@ def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
     """Return the generation settings of a folder or hub id: from generation_config.json or, if there is none, from
     config.json.
 
-    Their `eos_token_id` is from that file alone; `read_ends` returns the end ids of all files. Raises ConfigError for a
-    value that is not a token id.
+    The `eos_token_id` of the result has the ids of that file alone; `read_ends` returns the end ids of all files.
+    Raises ConfigError for a value that is not a token id.
     """
     raw = read_model_json(model, GENERATION)
     file = CONFIG if raw is None else GENERATION

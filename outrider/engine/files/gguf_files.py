@@ -31,8 +31,8 @@ from outrider.wire.models.gguf_header import GgufHeader, read_header
 from outrider.wire.peer_text import bound_text
 
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""GGUF keys (after "tokenizer.ggml.") of the tokens that end a text, a turn and a message. Each of them ends an
-output."""
+"""GGUF keys (after "tokenizer.ggml.") that name the tokens at which a text, a turn of a chat or a message ends. Each of
+these tokens ends an output."""
 _patch_lock = threading.RLock()
 """Lock that is held while functions of the package gguf, or stderr, are replaced. It makes concurrent loads in one
 process wait for each other."""
@@ -51,8 +51,8 @@ def check_installed(path: Path) -> None:
 
 
 def read_gguf_config(path: Path) -> PreTrainedConfig:
-    """Return the transformers configuration of a GGUF file, with all end ids that the file states. Fields that the file
-    states and transformers does not read are added.
+    """Return the transformers configuration of a GGUF file, with all end ids that the file names. It also has the
+    values that the file states and transformers by itself does not read.
 
     Raises ConfigError for a file that is damaged, or that transformers or this machine cannot read.
     """
@@ -139,7 +139,7 @@ def _is_readable(type_id: int) -> bool:
 
 
 def stored_types(path: Path) -> str:
-    """Return a clause with the types in which a file's tensors are stored, such as "they are held as F32, Q4_K"."""
+    """Return a clause that names the types of a GGUF file's tensors, such as "they are held as F32, Q4_K"."""
     names = sorted(map(type_name, _type_ids(path)))
     return f"they are held as {', '.join(names)}"
 
@@ -150,10 +150,11 @@ def _type_ids(path: Path) -> set[int]:
 
 @contextlib.contextmanager
 def read_once() -> Iterator[None]:
-    """Context manager within which the header and the table of tensor names of a GGUF file are read once and kept.
+    """Context manager within which the header of a GGUF file, and transformers' table of its tensor names, are read
+    once and kept.
 
-    Without it transformers reads the table for every module, and the header twice, which took 9 of 14 s for 272
-    tensors.
+    Without it transformers reads the table again for every module, and the header twice, which took 9 of the 14 s of
+    loading a file of 272 tensors.
     """
     import gguf
 
@@ -203,8 +204,8 @@ def weight_options(path: Path) -> dict[str, Any]:
 
 
 def own_dtype(path: Path) -> torch.dtype:
-    """Return the dtype in which a file's weights are stored, norms in float32 aside; bfloat16 if any weight is
-    quantised.
+    """Return the dtype in which a GGUF file stores the weights, bfloat16 if any weight is quantised. Norms, which are
+    always stored in float32, do not count.
     """
     types = _type_ids(path)
     if not types <= PLAIN_TYPES.keys():

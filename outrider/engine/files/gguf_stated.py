@@ -28,9 +28,11 @@ ATTRIBUTES = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "vocab_size": "vocab_size",
 }
-"""Configuration field for each GGUF key that transformers does not read for some architectures."""
+"""For each GGUF key that transformers does not read for some architectures, the field of transformers' configuration
+that gets its value."""
 WITHOUT_EFFECT = ("attention.causal", "tensor_data_layout", "use_parallel_residual", "rope.scaling.finetuned")
-"""GGUF keys (after the architecture's name) that change no output."""
+"""GGUF keys (after the architecture's name) that change nothing in the model's outputs, and so need no configuration
+field."""
 YARN = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
@@ -38,9 +40,10 @@ YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-"""For each GGUF key of a YaRN scaling, the field of transformers' configuration of the scaling."""
+"""For each GGUF key of a rope scaling of type YaRN, the name of the value in transformers' `rope_parameters`."""
 LINEAR = {"rope.scaling.factor": "factor"}
-"""For the GGUF key of a linear scaling, the field of transformers' configuration of the scaling."""
+"""For the GGUF key of a linear rope scaling (positions divided by a factor), the name of the value in transformers'
+`rope_parameters`."""
 FREQUENCIES = "rope_freqs.weight"
 """Name of the tensor [head_dim / 2] float32 by which the rotary frequencies are divided. In a GGUF file it stands for
 Llama 3's rope scaling."""
@@ -48,14 +51,14 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 """Fields of Llama 3's rope scaling that have the same value in Llama 3.1 to 3.3. Its `factor` is not among them, since
 it differs."""
 SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
-"""Pairs (architecture, number of layers) of the 27B Gemmas. These scale attention by hidden size over number of heads,
-which their files do not state."""
+"""Pairs (architecture, number of layers) of the 27B Gemmas. Their `query_pre_attn_scalar` is the hidden size divided by
+the number of heads; GGUF files do not state it."""
 
 
 def complete(config: PreTrainedConfig, header: GgufHeader) -> None:
-    """Set the fields of `config`, in place, that the file states and transformers does not read.
+    """Set the fields of `config`, in place, whose values the GGUF file states and transformers does not read.
 
-    Raises ConfigError for a value for which there is no field.
+    Raises ConfigError if the file states a value for which `config` has no field.
     """
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import GGUF_CONFIG_MAPPING

@@ -26,7 +26,8 @@ MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX_FILE: 24 << 20, TOKENIZ
 tekken.json 19 MiB, DeepSeek V3's index 9 MiB. Transformers copies a configuration several times, which takes seconds at
 1 MiB."""
 MAX_OTHER_BYTES = 8 << 20
-"""Maximum size in bytes of other files that are read whole. Orpheus 3B's tokenizer_config.json has 5 MiB."""
+"""Maximum size in bytes of a file that is read whole and is not named in MAX_BYTES. Orpheus 3B's tokenizer_config.json
+has 5 MiB."""
 
 MAX_QUOTED = 400
 """Maximum length in bytes of another library's error where one of our errors quotes it. The rest is cut off, since it

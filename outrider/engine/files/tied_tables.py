@@ -18,8 +18,8 @@ from outrider.wire.errors import ConfigError
 TIES = ("tie_word_embeddings", "tie_embedding")
 """Fields of config.json that state whether embedding and output projection are one tensor. The second is LFM2's."""
 IN_LAYER = re.compile(r"(^|\.)(layers\.\d+|mtp)\.")
-"""Pattern of names of tensors inside a layer. The model's embedding is not searched among them, since the MTP heads of
-a checkpoint have copies of it there."""
+"""Pattern of names of tensors inside a layer. The search for the model's embedding skips them, since the MTP heads of a
+checkpoint have copies of it in their layers."""
 
 
 def check_tied_names(model: str, network: PreTrainedModel, stored: Iterable[str]) -> None:

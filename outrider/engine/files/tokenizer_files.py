@@ -42,7 +42,8 @@ from outrider.wire.peer_text import bound_text
 
 TEMPLATE = "chat_template.jinja"
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")
-"""Names of other files in which models that read images may have their chat template."""
+"""Names of files of models that read images in which the chat template may be, if it is in none of the tokenizer's
+files."""
 SPECIAL_TOKENS = "special_tokens_map.json"
 SAMPLE = "hello"
 """Text that every correctly converted tokenizer can encode and decode."""

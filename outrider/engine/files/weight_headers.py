@@ -29,7 +29,7 @@ from outrider.wire.peer_text import bound_text
 T = TypeVar("T")
 
 AGAIN = "get the file again (where it is a pointer of Git LFS: git lfs pull)"
-"""End of errors about a damaged file: what the user can do."""
+"""Remedy with which errors about a damaged file end."""
 COUNTS = ("layer", "layers", "expert", "experts", "head", "heads", "labels", "blocks", "stages", "attention_types")
 """Endings of names in config.json whose value is a number of modules to build."""
 GGUF_COUNTS = ("block_count", "expert_count", "head_count")
@@ -41,10 +41,11 @@ MODULES_PER_TENSOR = 32
 """Maximum number of modules of a network per tensor in its files. Llamas have 1.6. The highest ratios are of networks
 in which each expert is a module and all experts are in one tensor."""
 MIN_MODULES = 4096
-"""Number of modules that a network may always have, whatever its files contain; so many are built within a second."""
+"""Number of modules that a network may always have, whatever its files contain. Building this many takes less than a
+second."""
 PARAMETERS_PER_ELEMENT = 2
-"""Maximum number of parameters of a network for each number in its files. A network has up to twice as many numbers as
-its files if these have embedding and projection as one tensor."""
+"""Maximum number of a network's parameters for each number in its files. The ratio reaches 2 when the files store
+embedding and output projection as one tensor and the network has both."""
 MIN_PARAMETERS = 1 << 26
 """Number of parameters that a network may always have, whatever its files contain: 256 MiB in float32."""
 COMPLEX = ("C64", "C128")
@@ -59,7 +60,7 @@ class TensorHeader:
     dtype: str
     """Name of the dtype as in safetensors; for GGUF the number of llama.cpp's tensor type, as text."""
     path: Path
-    """File that contains the tensor."""
+    """Path of the file of weights that contains the tensor."""
 
     @property
     def num_elements(self) -> int:

@@ -21,13 +21,13 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import INDEX_FILE, SAFETENSORS_FILES, is_gguf
 
 EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
-"""Endings by which the input embedding is recognised among the tensor names of a target's checkpoint. Names are
-compared with a dot put in front."""
+"""Endings of the name of the input embedding in a target's checkpoint. A dot is put in front of each tensor name before
+it is compared, so that the whole name "wte.weight" matches, too."""
 PROJECTIONS = (".lm_head.weight", ".embed_out.weight")
-"""Endings by which the lm_head is recognised among the tensor names of a target's checkpoint. Names are compared with a
-dot put in front."""
+"""Endings of the name of the lm_head in a target's checkpoint. A dot is put in front of each tensor name before it is
+compared, so that the whole name "lm_head.weight" matches, too."""
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
-"""Names of the pickle files in which a head's weights may be stored, tried in this order."""
+"""Names of the pickle files in which a head's weights may be stored. The first that exists is used."""
 
 
 class Checkpoint:
@@ -162,11 +162,11 @@ class TargetFiles:
             )
         text = self.config.get_text_config(decoder=True)
         self.num_layers: int = text.num_hidden_layers
-        """n, number of decoder layers."""
+        """n, number of the target's decoder layers."""
         self.width: int = text.hidden_size
         """dt, width of the target's hidden states."""
         self.vocab_size: int = text.vocab_size
-        """V, vocabulary size."""
+        """V, the target's vocabulary size."""
         self._is_tied = bool(self.config.tie_word_embeddings)
 
     @cached_property

@@ -43,8 +43,9 @@ UNSERVED = {
     "input_embedding_scale": "scaled embeddings",
     "output_multiplier": "scaled logits",
 }
-"""Keys of config.json that switch on computations that are not implemented, each with the name of the computation in
-errors. A head is refused if one of these keys has a value other than 0, false, null or 1."""
+"""Keys of config.json that switch on computations that this code does not have, each with the computation's name for
+errors. A head is refused if one of these keys has a value other than 0, false or null, which switch the computation
+off, or 1, which is a factor without effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +54,14 @@ class DFlashConfig(LlamaFacts):
 
     is_carry_normed: bool = True
     windows: tuple[int | None, ...]
-    """For each layer, the maximum number of keys that a query attends to, including its own; None = all."""
+    """For each layer of the head, the maximum number of keys that a query attends to, its own included; None = no
+    maximum."""
     causal: tuple[bool, ...]
-    """For each layer, whether a token of the block attends only to the block's tokens before it and to itself. False =
-    all tokens of the block attend to each other."""
+    """For each layer of the head, whether a token of the block attends only to the block's tokens before it and to
+    itself. False = all tokens of the block attend to each other."""
     block: BlockShape
     embedding_scale: float = 1.0
-    """Factor on the embeddings of a block's tokens."""
+    """Factor by which the head multiplies the embeddings of a block's tokens."""
     markov_rank: int = 0
     """r, rank of DSpark's sequential head; 0 = the head has none."""
     markov_kind: MarkovKind = "vanilla"
@@ -119,8 +121,8 @@ class DFlashHead(LlamaHead, BlockHead):
         return self.with_biases(logits, markov.markov_w2(torch.cat(latents)))
 
     def with_biases(self, logits: Tensor, biases: Tensor) -> Tensor:
-        """Return the sum of logits [N, V] and the sequential head's biases [N, Vd], in the dtype of the logits. The
-        biases are added in the columns of the token ids for which the lm_head has a row.
+        """Return logits [N, V] plus the biases [N, Vd] of DSpark's sequential head, in the dtype of the logits. The
+        biases are added in the columns of the Vd token ids for which the lm_head has a row.
         """
         if self.draft_ids is None:
             return logits + biases.to(logits.dtype)
@@ -160,7 +162,7 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + facts.width, 3 * rank)
 
     def begin(self) -> Tensor:
-        """Return the recurrent state [1, r] before the first position of a block: zeros."""
+        """Return the recurrent state [1, r] of the sequential head before the first position of a block: zeros."""
         return torch.zeros_like(self.markov_w1.weight[:1])
 
     def step(self, token_ids: Tensor, hidden: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

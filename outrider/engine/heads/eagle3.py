@@ -25,7 +25,8 @@ from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHea
 from outrider.engine.heads.projection import Norm, Projection, ProjectionSpec
 
 NAMES = ((r"midlayer\.", "layers.0."),)
-"""Pairs of a pattern and a replacement that turn tensor names of the original EAGLE repository into the network's."""
+"""Pairs of a pattern and a replacement. They turn the tensor names of the original EAGLE repository into the names in
+`Eagle3Head`."""
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Alternative keys of config.json for the mask token id: speculators' name, then two that vLLM reads."""
 

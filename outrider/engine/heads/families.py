@@ -35,10 +35,10 @@ of with a value of config.json."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFamily:
-    """Family of drafts: how its checkpoints are recognised, and how they are read and run.
+    """Family of heads, or of drafters that are whole models: how its checkpoints are recognised, read and run.
 
-    A checkpoint belongs to the first family whose `signs` match its configuration or, if there is none, to the first
-    whose `tensors` match its tensor names.
+    A checkpoint belongs to the first family whose `signs` match its configuration. If there is none, it belongs to the
+    first family whose `tensors` match its tensor names.
     """
 
     label: str
@@ -46,16 +46,16 @@ class HeadFamily:
     name: str = ""
     """Short name of the family in logs; empty for a family that is recognised but not served."""
     network: type[HeadNetwork] | None = None
-    """Class of the network. None for a family that is recognised but not served, and for drafts that are models, which
-    another module loads."""
+    """Class of the head's network. None for a family that is recognised but not served, and for drafters that are whole
+    models, which another module loads."""
     read: Read | None = None
-    """Function that reads the files; None if `network` is None."""
+    """Function that reads the files of the family's heads; None if `network` is None."""
     paths: tuple[str, ...] = ("paged",)
     """Names of the attention paths that can run the family, the fastest first; empty for a head without a KV cache."""
     signs: Mapping[str, str] = field(default_factory=dict)
-    """Patterns that identify the family by the values of keys. A key is one of config.json, or of the object
-    dflash_config in it, or `WEIGHTS`, whose value is the file name of the pickle with the weights. One match is enough.
-    A key with the value false does not match."""
+    """Patterns by key of config.json, or of the object dflash_config in it. A checkpoint belongs to the family if one
+    pattern is found in the value of its key. A value false never matches. The key `WEIGHTS` stands for the file name of
+    the pickle with the weights."""
     tensors: tuple[str, ...] = ()
     """Patterns of tensor names. A checkpoint matches if each of them matches a whole tensor name in it."""
     forbidden_tensor: str | None = None
@@ -148,8 +148,8 @@ OTHER_WRAPPED = HeadFamily(
     label="a speculators model of another type",
     signs={WRAPPED: "^(?!(eagle3|mtp|dspark|dflash|peagle)$)"},
 )
-"""Family of heads in speculators' layout whose type is not served. It is tried first, since such a config.json may also
-match other families."""
+"""Family of all heads in speculators' layout whose type is not served, so that they are refused. It is tried first,
+since their config.json may also match the `signs` of a family that is served."""
 FAMILIES = (
     OTHER_WRAPPED,
     EAGLE3,
@@ -174,14 +174,14 @@ FAMILIES = (
     MEDUSA,
     HeadFamily(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
 )
-"""Families in the order in which they are tried. A draft that matches none of them is a model: of the family PARD if
-its config.json has the token id of PARD's masks, otherwise of the family MODEL."""
+"""Families in the order in which they are tried. A checkpoint that matches none of them is a whole model: of the family
+PARD if its config.json has the token id of PARD's masks, otherwise of the family MODEL."""
 
 
 def family_of(files: Checkpoint, target: str | None = None) -> HeadFamily:
-    """Return the family of a draft, by its configuration or else by the names of its tensors.
+    """Return the family of a drafter's checkpoint, by its configuration or else by the names of its tensors.
 
-    `target`: folder or hub id of the target. If the draft is the same folder or hub id and has MTP layers, the draft is
+    `target`: folder or hub id of the target. If the checkpoint is the target's own and has MTP layers, the drafter is
     the MTP head in it. Raises a `ConfigError` that names the family if it is not served, and a `ConfigError` if the
     tensor names are in a pickle that may not be read.
     """
@@ -208,7 +208,9 @@ def family_of(files: Checkpoint, target: str | None = None) -> HeadFamily:
 
 
 def is_same(model: str, target: str) -> bool:
-    """Return whether a draft and a target, each a folder or hub id, are the same hub id or the same folder."""
+    """Return whether a drafter's checkpoint and a target's, each a folder or hub id, are the same hub id or the same
+    folder.
+    """
     own, other = Path(model), Path(target)
     return model == target or (own.exists() and other.exists() and own.samefile(other))
 
@@ -229,8 +231,8 @@ def _recognised(files: Checkpoint) -> HeadFamily:
 
 
 def pard_block(files: Checkpoint) -> BlockShape:
-    """Return the layout of the blocks that a PARD draft fills. Raises `ConfigError` for a mask id outside its
-    vocabulary.
+    """Return the layout of the blocks that a PARD drafter fills. Raises `ConfigError` if the id of the mask token is
+    outside the drafter's vocabulary.
     """
     keys = Keys(files)
     vocab_size = keys.number("vocab_size", min_value=1)

@@ -57,7 +57,7 @@ class HeadFiles:
     projection: Projection
     """Projection of the target's hidden states to features, in the files' dtype."""
     undecided: tuple[str, ...] = ()
-    """Names of boolean fields of `facts` that the files do not state. Here these fields have the likelier value; the
+    """Names of boolean fields of `facts` that the files do not state. `facts` has the likelier value of each; the
     wiring test tries both."""
 
 
@@ -247,7 +247,7 @@ class HeadReader(Keys):
         projection: Projection,
         undecided: tuple[str, ...] = (),
     ) -> HeadFiles:
-        """Return the checked contents of the head's files. Tensors that they leave out are taken from the target.
+        """Return the checked contents of the head's files. Tensors that the files leave out are taken from the target.
 
         `facts`, `network`: configuration and class of the network. `projection`: the projection of the target's hidden
         states. `undecided`: names of boolean fields of `facts` that the files do not state. Raises `ConfigError` unless
@@ -262,10 +262,11 @@ class HeadReader(Keys):
         return HeadFiles(facts, self.tensors, projection, undecided)
 
     def fill_from_target(self, facts: HeadFacts) -> None:
-        """Add the target's embedding and lm_head to `tensors` if the head has none of its own, and cut padding rows.
+        """Add the target's embedding and lm_head to `tensors` where the head has none of its own. Then cut padding rows
+        off the embedding and the lm_head.
 
         If config.json sets tie_word_embeddings and the head has an embedding of its own, that embedding is also its
-        lm_head. Raises `ConfigError` if the target's tensors do not have the head's width.
+        lm_head. Raises `ConfigError` if the target's tensors are needed and do not have the head's width.
         """
         tensors, target = self.tensors, self.target
         ids = tensors.get("draft_ids")
@@ -305,8 +306,8 @@ class HeadReader(Keys):
             ) from error
 
     def refuse(self, what: str, names: Iterable[str], *, of: str = "") -> None:
-        """Raise a `ConfigError` that the checkpoint "has `what`: NAMES" if `names`, tensor names, is not empty. `of`:
-        the tensor or the key at fault, which the message then names first.
+        """Raise a `ConfigError` with the text "has `what`:" and these tensor names. Do nothing if `names` is empty.
+        `of`: the tensor or key of config.json at fault, which the message names first.
         """
         found = bound_text(", ".join(sorted(names)), MAX_QUOTED)
         if found:

@@ -64,7 +64,7 @@ class LoadedHead:
     """Head of any family, loaded and ready to draft for its target."""
 
     network: HeadNetwork
-    """The head's network. The wiring test sets the fields of its facts that `undecided` names."""
+    """The head's network. The wiring test may change those fields of its configuration that `undecided` names."""
     projection: Projection
     """Projection of the target's hidden states to features, on the CPU."""
     facts: ModelFacts
@@ -78,8 +78,8 @@ class LoadedHead:
 
     @property
     def path(self) -> AnyHeadPath:
-        """The runner's attention path, which keeps the hidden states of the last forward. The head must have a
-        cache.
+        """Attention path of `runner`. After a forward, its `hidden` has the head's hidden states. Only for a head with
+        a KV cache.
         """
         assert self.runner is not None and isinstance(self.runner.path, HeadPath | FusedHeadPath), "it has no cache"
         return self.runner.path

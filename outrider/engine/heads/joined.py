@@ -54,7 +54,7 @@ SPECULATORS_NAMES = (
 )
 """Patterns and replacements that turn tensor names of speculators' layout into the network's."""
 MTP = "the MTP head"
-"""Name of an MTP head in errors about its tensors."""
+"""What errors about missing or unknown tensors call an MTP head."""
 AROUND = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "lm_head.weight")
 """Names of an MTP head's tensors that have no counterpart in transformers' class for its layers."""
 JOINING = (*AROUND, "norm.weight", "embed_tokens.weight")
@@ -77,9 +77,8 @@ class JoinedConfig(HeadFacts):
     join_bias: bool = False
     """Whether the projection of embedding and feature has a bias (some EAGLE-1 heads)."""
     is_exchanged: bool = False
-    """Whether the input of the projection is the feature and then the embedding, instead of the embedding and then the
-    feature. False for every head that is read. The wiring test tries True, to find heads that were trained in that
-    order."""
+    """Whether the projection reads cat[feature, embedding] instead of cat[embedding, feature]. False for every head
+    that is read. The wiring test tries True, to find heads that were trained in that order."""
     has_swapped_norms: bool = False
     """Whether the norm of the embedding is applied to the feature, and the norm of the feature to the embedding. False
     for every head that is read. The wiring test tries True, to find files in which the names of the two norms are

@@ -20,8 +20,8 @@ class LlamaFacts(HeadFacts):
 
     layers: LlamaConfig
     taps: tuple[int, ...]
-    """Indices of the target's hidden states that the projection reads: 0 = the embeddings, k = the output of layer k,
-    -1 = the last output after the final norm."""
+    """Indices of the target's hidden states that the projection reads: 0 = the embeddings, k = the output of layer k
+    (from 1), -1 = the last output after the final norm."""
     target_width: int
     """dt, width of the target's hidden states."""
 

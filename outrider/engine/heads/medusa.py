@@ -25,8 +25,8 @@ from outrider.engine.host_copy import to_device
 from outrider.engine.model_runner import ModelRunner
 
 PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
-"""Prefixes that some files put before the names of all tensors of the heads. In such files, tensors without the prefix
-belong to the base model and are not read."""
+"""Prefixes that some files put before the names of all tensors of the heads. In a file with such a prefix, tensors
+without it belong to the base model and are not read."""
 
 
 NAMES = ((r"(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."), (r"(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"))
@@ -43,13 +43,13 @@ class MedusaConfig(HeadFacts):
 
     num_heads: int
     num_layers: int
-    """Number of residual layers of a head; 0 = the lm_head reads the hidden state itself."""
+    """Number of residual layers in each head; 0 = the head's lm_head reads the target's hidden state directly."""
     shares_projection: bool
     """Whether all heads share one lm_head, as blockwise heads share the target's. False = each has its own."""
     has_bias: bool = True
     """Whether the residual layers have a bias."""
     scale: float = 1.0
-    """Factor on the logits of the lm_heads."""
+    """Factor by which the logits of all heads' lm_heads are multiplied."""
 
 
 class MedusaHeads(HeadNetwork):

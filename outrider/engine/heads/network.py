@@ -28,11 +28,11 @@ RMS_NORMS = (LlamaRMSNorm, Qwen3RMSNorm)
 """Classes of transformers that compute in six operations what torch.nn.RMSNorm computes in one. `HeadNetwork.of`
 replaces their modules by torch.nn.RMSNorm."""
 MASKED_POSITIONS = 8
-"""Number of tokens of a block, for PARD and P-EAGLE drafts, whose files do not give it. Released PARD drafts were
-trained to fill this many."""
+"""Number of tokens of a block, the anchor included, for PARD and P-EAGLE drafters whose files do not state it. Released
+PARD drafters were trained with this number."""
 UNMAPPED = -1e9
-"""Logit of a token id for which the head's lm_head has no row. Its probability after softmax is 0. It is finite, so
-that checks for infinities still find faults."""
+"""Logit that stands for a token id for which the head's lm_head has no row. Its probability after softmax is 0. The
+number is finite, so that a check of logits for infinities reports only true faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class HeadFacts:
     """Whether the lm_head reads the last layer's output after the final norm. False = it reads the output before the
     norm."""
     is_carry_normed: bool = False
-    """Whether the hidden states in `HeadOutput.hidden` are taken after the final norm. False = they are taken before
-    it."""
+    """Whether `HeadOutput.hidden` has the head's hidden states after the final norm. False = it has them before the
+    norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class HeadOutput:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Layout of a block that a draft fills in one forward: the last committed token (the anchor), then mask tokens."""
+    """Layout of a block, which a block head or a PARD drafter fills in one forward: the last committed token (the
+    anchor), then mask tokens.
+    """
 
     size: int
     """B, number of tokens of a block, including the anchor."""
@@ -101,12 +103,12 @@ class HeadNetwork(PreTrainedModel):
     _supports_attention_backend = True
     _supports_sdpa = True
     lag: ClassVar[int] = 1
-    """Number of tokens by which a cache entry is ahead of the feature that it is computed from. 1 in a `CarryHead`: a
-    token's entry is computed from the feature of the token before. 0 in a `BlockHead`: it is computed from the token's
-    own feature."""
+    """Number of positions between the token whose feature a KV cache entry is computed from and the entry's own token.
+    1 in a `CarryHead`: a token's entry is computed from the feature of the token before. 0 in a `BlockHead`: a token's
+    entry is computed from its own feature."""
     facts: Any
-    """Configuration of the network (a subclass of `HeadFacts`). It may be replaced by one that needs the same tensors;
-    this takes effect at the next forward."""
+    """Configuration of the network (a subclass of `HeadFacts`). It may be set to another configuration with the same
+    tensors; the change takes effect at the next forward."""
     norm: nn.Module
     """The final norm, after the last layer."""
     lm_head: nn.Linear
@@ -201,8 +203,8 @@ class HeadNetwork(PreTrainedModel):
         raise NotImplementedError
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
-        """Return configurations that the head may have in truth, if its files were misread in a known way: pairs of a
-        label for messages and a configuration. Wrong taps are not among them.
+        """Return other configurations with which the head may have been trained, if its files were misread in a known
+        way: pairs of a label for messages and a configuration. Other taps are not tried here.
         """
         return ()
 
@@ -278,8 +280,8 @@ class BlockHead(HeadNetwork):
         return self.fill(input_ids, position_ids[:, num_read:], cache)
 
     def read(self, features: Tensor, position_ids: Tensor, cache: Cache) -> None:
-        """Write keys and values of features [1, C, d] at positions [1, C] into the cache of every layer. No norm is
-        applied to the features first.
+        """Write the keys and values of features [1, C, d] at positions [1, C] into the KV cache of every layer. The
+        layers' norms are not applied to the features.
         """
         features = features.to(self.dtype)
         rotary = self.rotary_emb(features, position_ids)

@@ -41,8 +41,8 @@ class ProjectionSpec:
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
     taps: tuple[int, ...]
-    """Indices of the hidden states in the order in which they are concatenated: 0 = the embeddings, k = the output of
-    layer k, `NORMED` = the last output after the final norm."""
+    """Indices of the target's hidden states that the head reads, in the order in which they are concatenated: 0 = the
+    embeddings, k = the output of layer k (from 1), `NORMED` = the last output after the final norm."""
     width: Annotated[int, Field(ge=1)]
     """d, width of the features."""
     norm: Norm = "none"
@@ -70,7 +70,9 @@ _SPEC = TypeAdapter(ProjectionSpec)
 
 
 class Projection(nn.Module):
-    """Projection of a token's hidden states to its feature, as a module that the target runs."""
+    """Projection of a token's hidden states to its feature. It is a torch module; the draft worker sends it to the
+    target, which runs it.
+    """
 
     fc: Tensor | None
     norm: Tensor | None
@@ -87,21 +89,21 @@ class Projection(nn.Module):
 
     @classmethod
     def identity(cls, width: int) -> Projection:
-        """Return the projection that returns the last hidden state after the final norm unchanged. `width`: its
-        width.
+        """Return the projection without a linear map: a token's feature is the target's last hidden state of it, after
+        the final norm. `width`: width of that hidden state.
         """
         return cls(ProjectionSpec((NORMED,), width), {})
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the projection by name: the linear map `fc` and the weights of the norms, if there are any. Empty
+        """Tensors of the projection by name: the linear map `fc` and, if the projection has norms, their weights. Empty
         for the identity.
         """
         return dict(self.named_buffers())
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tensors in memory, in bytes."""
+        """Size of the projection's tensors in memory, in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def forward(self, taps: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ class Projection(nn.Module):
 
     @classmethod
     def from_bytes(cls, data: bytes, target_width: int, num_layers: int) -> Projection:
-        """Return the projection that a draft sent, on the CPU.
+        """Return, on the CPU, the projection that a draft worker sent as `data`.
 
         Raises `InvalidRequest` if it does not fit a target of this width and number of layers: other shapes or dtypes,
         non-finite numbers, taps that the target does not have, or more than `MAX_PROJECTION_BYTES`.
@@ -162,7 +164,9 @@ def check_taps(taps: Sequence[int], num_layers: int) -> None:
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return the SHA-256 of a serialised projection, by which drafts and targets refer to it."""
+    """Return the SHA-256 of a serialised projection, by which draft workers and targets name the projection in
+    messages.
+    """
     return hashlib.sha256(data).digest()
 
 

@@ -41,16 +41,16 @@ second is what it means for the work of the next few weeks.
 '''
 """Text on which heads are tested by default: code and prose, as in the training data of most models."""
 MAX_TOKENS = 128
-"""Maximum length of the test's text, in tokens."""
+"""Maximum length, in tokens, of the text on which the wiring of a head is tested."""
 MAX_PROBE_TAPS = 16
 """Maximum number of taps whose hidden states, over the test's text, a target sends in one reply. At a width of 8192
 they take 34 MB."""
 MIN_SCORE = -20.0
-"""Lower limit of the log-probabilities in the test. A smaller one, and that of a token without a row in the lm_head,
-counts as this."""
+"""Lowest log-probability that counts in the wiring test. Smaller log-probabilities, and those of tokens without a row
+in the head's lm_head, are raised to this."""
 MIN_LEAD = 3.0
-"""Smallest difference of two mean scores, in standard errors, that counts as more than chance. It is applied to two
-ways to wire a head, and to a head's scores at the right and at other positions."""
+"""Difference of two mean scores, in standard errors, above which it counts as more than chance. It decides between two
+wirings of a head, and between a head's scores at the right positions and at other ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class Wiring:
     scores: Tensor
     """[P] log-probabilities that the head gives to the target's most likely token, one for each of P positions."""
     shifted_scores: Tensor
-    """[P] log-probabilities that the head gives, at each position, to the target's most likely token at the position
-    half the text away. They are the baseline of `scores`."""
+    """[P] log-probabilities that the head gives, at each position, to the target's most likely token at another
+    position, half the text away. A head that predicts nothing has `scores` no better than these."""
     agreement: float
-    """Fraction of positions at which the head's most likely token is the target's."""
+    """Fraction of positions, 0 to 1, at which the head's most likely token equals the target's most likely token."""
 
     @property
     def is_predictive(self) -> bool:
-        """Whether the head predicts the target's token at a position better than the token at another position, by more
-        than chance.
+        """Whether the head predicts the target's token at a position better than it predicts the target's token half
+        the text away, by more than chance.
         """
         return _lead(self.scores, self.shifted_scores) > MIN_LEAD
 
@@ -94,8 +94,8 @@ class WiringScores:
 
     @property
     def best_other(self) -> Wiring | None:
-        """Best of the other wirings that are predictive and beat the one in the files by more than chance; None if
-        there is none.
+        """The best wiring among those that differ from the head's files, are predictive and score better than the
+        wiring in the files by more than chance; None if there is none.
         """
         ours = self.configured.scores
         better = list[Wiring]()
@@ -132,10 +132,10 @@ def probe_ids(tokenizer_json: bytes, context_limit: int, text: str = TEXT) -> li
 
 
 def judge(outcome: WiringScores, model: str, *, trusts: bool) -> str | None:
-    """Log the scores of a head. Return the reason for which the head is refused; None = it is served.
+    """Log the scores of a head in the wiring test. Return the reason why the head is refused; None = it is served.
 
-    `model`: the head's name in the log. `trusts`: whether the head is served as its files say even if the test finds a
-    fault.
+    `model`: the head's name in the log. `trusts`: whether the head is served with the wiring in its files even if the
+    test finds a fault.
     """
     ours, fault = outcome.configured, outcome.fault
     ways = ", ".join(f"{way.label} {way.agreement:.0%}" for way in (ours, *outcome.others))
@@ -185,12 +185,12 @@ def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]
 
 @torch.inference_mode()
 def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
-    """Return how well a head predicts a text: as its files say that it is wired, and in the ways in which such files
-    are commonly misread.
+    """Return how well a head predicts a text with the wiring in its files, and with other wirings that it may have in
+    truth if the files are wrong.
 
-    For example a head that predicts better with the hidden states of other layers was configured for wrong layers. If
-    the files leave a fact open, both values are tried first, and the one that predicts better is kept. Raises
-    `OutOfBlocks` if the runner's KV cache has too few free blocks for the text. Call it on the engine thread.
+    For example, if the head predicts better with the hidden states of other layers, its files name wrong layers. For
+    each boolean that the files leave open, both values are tried first and the better one is kept. Raises `OutOfBlocks`
+    if the runner's KV cache has too few free blocks for the text. Call it on the engine thread.
     """
     _decide(loaded, seen)
     projection, network, facts = loaded.projection, loaded.network, loaded.network.facts

@@ -74,11 +74,11 @@ FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
     "paged": _paged,
     "dense": _dense,
 }
-"""Functions that create an attention path, by the path's name, the fastest path first. They raise `PathUnavailable` if
-the path cannot run the model, or cannot run on the device or machine."""
+"""Functions that create an attention path for a model, by the path's name, the fastest path first. A function raises
+`PathUnavailable` if its path cannot run the model, or cannot run on the device or machine."""
 MODULE_PATHS = ("paged", "dense")
-"""Names of the paths that call the model's own modules. For these paths the linear layers among the modules are packed
-on a CPU (`pack_weights`)."""
+"""Names of the attention paths that call the model's own modules. With these paths, `pack_weights` packs the linear
+layers among the modules on a CPU."""
 
 
 def choose_path(
@@ -252,15 +252,16 @@ def features_refusal(runner: ModelRunner, reference: UncachedModel) -> str | Non
 
 
 def describe_self_test(runner: ModelRunner) -> str:
-    """Return a phrase for the log: the largest error of the logits in the runner's self-test, and the largest that is
-    allowed.
+    """Return a phrase for the log with two numbers: the largest error of a logit in the runner's self-test, and the
+    largest error that is allowed.
     """
     allowed = TOLERANCE[runner.facts.dtype]
     return f"largest difference {runner.self_test_error:.1e} of the largest logit, {allowed:g} allowed"
 
 
 def check_cache(runner: ModelRunner, reference: ReferenceLogits) -> float:
-    """Run the self-test of the KV cache. Return the largest difference of a logit, divided by the largest logit.
+    """Run the self-test of the runner's KV cache. Return the largest difference of a logit from `reference`, divided by
+    the largest logit.
 
     The runner's pool must have the size for the self-test, with NUM_BLOCKS blocks free. Raises PathUnavailable if the
     model does not run on the cache or the difference is above TOLERANCE; the message names the first layer that is

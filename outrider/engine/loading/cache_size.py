@@ -29,21 +29,21 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 PREFILL_TOKENS_CPU = 256
-"""Maximum number of prompt tokens in a step on a CPU, if the setting max_prefill_tokens is None. It is small since
-running requests wait until the whole step is done."""
+"""Maximum number of prompt tokens in a step on a CPU, if the setting max_prefill_tokens is None. It is small since the
+step also decodes for running requests, whose next tokens wait until the step is done."""
 PREFILL_TOKENS_CUDA = 2048
 """Maximum number of prompt tokens in a step on a GPU, if the setting max_prefill_tokens is None."""
 ANSWER_TOKENS = 4096
-"""Maximum number of tokens per slot for which the KV cache on a CPU is sized. A sequence may be longer if other slots
-need less."""
+"""Maximum number of tokens per slot that is assumed when the KV cache on a CPU is sized. The blocks are shared, so one
+slot may have more tokens when others have fewer."""
 CPU_FRACTION = 0.1
-"""Fraction of a CPU machine's free memory that the KV cache may take. The draft buffers may take the same fraction
-again; the rest is for other processes."""
+"""Fraction of a CPU machine's free memory, 0 to 1, that the KV cache may take. The draft buffers may take as much
+again. The rest is for other processes."""
 
 
 def default_prefill_tokens(device: torch.device) -> int:
-    """Return the maximum number of prompt tokens in a step on this device, if the setting max_prefill_tokens is
-    None.
+    """Return the maximum number of prompt tokens in a step on this device that holds if the setting max_prefill_tokens
+    is None.
     """
     if device.type == "cpu":
         return PREFILL_TOKENS_CPU

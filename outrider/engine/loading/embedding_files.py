@@ -18,7 +18,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 NAME = "embeddings"
-"""Name of the only tensor in a file of look-ahead embeddings."""
+"""Name of the tensor with the look-ahead embeddings in their file, which has no other tensor."""
 FILE = "model.safetensors"
 """Name of the file with the look-ahead embeddings, if the setting lookahead_embeddings names a folder."""
 

@@ -38,8 +38,8 @@ class ModelWorkerState(WorkerState):
     runner: ModelRunner = field(kw_only=True)
     """Runner of the model's forwards on its KV cache."""
     sampling_defaults: dict[str, float] = field(default_factory=dict)
-    """Values of sampling parameters by name, from the checkpoint's generation_config.json, for requests that leave them
-    out."""
+    """Values of sampling parameters by name, from the checkpoint's generation_config.json. They hold for a request that
+    does not set the parameter."""
 
     @property
     def max_prefill_tokens(self) -> int:
@@ -47,7 +47,7 @@ class ModelWorkerState(WorkerState):
         return self.config.max_prefill_tokens or default_prefill_tokens(self.runner.device)
 
     def info(self) -> pb.WorkerInfo:
-        """Return the worker's description, with which GetInfo is answered."""
+        """Return the worker's description, which GetInfo sends to other processes."""
         info = super().info()
         info.MergeFrom(describe_model(self.runner.facts, self.runner))
         info.supports_trees = info.supports_beams = self.runner.supports_trees
@@ -58,8 +58,8 @@ class ModelWorkerState(WorkerState):
 
 
 def describe_model(facts: ModelFacts, runner: ModelRunner | None) -> pb.WorkerInfo:
-    """Return the description of a model or a head, with which GetInfo is answered. runner: None for a head without a KV
-    cache.
+    """Return the description of a model or a head that GetInfo sends to other processes. runner: runner of the model's
+    forwards; None for a head without a KV cache.
     """
     info = pb.WorkerInfo(
         model_id=facts.model_id,

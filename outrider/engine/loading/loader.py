@@ -151,7 +151,8 @@ def _describe_reading(model: str) -> str:
 def keep_soft_caps(config: PreTrainedConfig) -> None:
     """Select eager attention in the configuration, in place, if the model has soft caps on its attention scores.
 
-    Transformers' own choice may be an attention that leaves the caps out (for Gemma 2 before 5.21).
+    The attention that transformers selects by default may leave the caps out (for Gemma 2, in transformers before
+    5.21).
     """
     if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None):
         config._attn_implementation = "eager"
@@ -228,10 +229,11 @@ def _architecture(config: PreTrainedConfig) -> str:
 
 
 def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | None = None) -> PreTrainedModel:
-    """Compare the configuration with the headers of the weight files. Return the network on the meta device.
+    """Check that a network of this configuration fits the headers of the model's weight files. Return the network on
+    the meta device.
 
     source: the form in which the weights will be loaded; None = the form in which they are stored. Raises ConfigError
-    if the files do not contain the network's weights, and for a model without a KV cache.
+    if the files do not fit the network, and for a model without a KV cache.
     """
     source = source or WeightSource.as_stored(model, config)
     headers = read_headers(model)
@@ -257,8 +259,8 @@ def _has_cache(network: PreTrainedModel) -> bool:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """Raise ConfigError if transformers has no class that generates text for the model, or if its layers keep a state
-    that is not served.
+    """Raise ConfigError if transformers has no class that generates text for the model, or if its decoder layers keep a
+    state that is not served.
     """
     name = _architecture(config)
     model_class = network_class(config)

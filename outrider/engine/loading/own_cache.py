@@ -14,11 +14,11 @@ from outrider.engine.model_facts import ModelFacts
 
 @torch.inference_mode()
 def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
-    """Test a model with the KV cache of transformers: feed several tokens at once after a prefill, as verifying draft
-    tokens does, and compare the logits with those without a cache.
+    """Test a model with transformers' own KV cache: feed several tokens at once after a prefill, as verifying draft
+    tokens does, and compare their logits with the logits of a forward without a cache.
 
-    Returns a clause for an error that says what is wrong; None if the logits agree. The sequence repeats a few token
-    ids, so that classes that select keys by their scores are also tested with keys of equal scores.
+    Returns a clause for an error that says what is wrong; None if the logits agree. The test's sequence repeats a few
+    token ids, so that classes that select keys by their scores are also tested with keys of equal scores.
     """
     generator = random.Random(3)
     few = random_ids(generator, facts.vocab_size, 8)

@@ -26,12 +26,13 @@ NUM_BLOCKS = 16
 """Number of blocks, of 16 tokens each, that the self-test needs: for three sequences, and for the sources of an
 encoder-decoder model."""
 TOLERANCE = {"float32": 2e-3, "float16": 3e-2, "bfloat16": 1.5e-1}
-"""Largest error of a logit that is allowed, by dtype, as a fraction of the largest logit. A wrong position or mask
-gives about 1."""
+"""Largest error of a logit that the self-test allows, as a fraction of the largest logit, by the dtype of the weights.
+A wrong position or mask gives an error of about 1."""
 
 
 class ReferenceLogits:
-    """Logits of a model without a KV cache, computed once for each sequence and kept.
+    """Logits that transformers' own forward computes without a KV cache, with which the self-test compares. They are
+    computed once for each sequence and kept.
 
     The self-test uses the same sequences each time. So a second self-test, after the weights are packed, still compares
     with the logits of the unpacked weights.
@@ -130,7 +131,8 @@ class _Sequence:
 
 
 Observer = Callable[[Row, Tensor, Tensor], None]
-"""Function called with a row of a step, its logits [num_logits, V] float32 and its hidden states [num_new, taps, H]."""
+"""Function that the self-test calls with each row of a step, the row's logits [num_logits, V] float32 and its hidden
+states [num_new, taps, H]."""
 
 
 def largest_error(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> float:
@@ -233,11 +235,12 @@ def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogi
 
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)
-"""Parent of each node of the tree in the self-test; -1 = the token before the tree. The tree has siblings, so that a
-node's index in the cache is not its position. It is fed in two forwards, of 4 and of 3 nodes."""
+"""Index of the parent node of each node of the self-test's tree; -1 = the token before the tree. Some nodes are
+siblings, so that a node's index in the cache is not its position. The tree is fed in two forwards, of 4 and of 3
+nodes."""
 PATHS = ((0, 2, 3, 5), (0, 1, 4))
-"""Paths from the root on which the self-test compares logits, as indices of nodes. When the first path is accepted, two
-of its nodes move in the cache."""
+"""Paths from the root on which the self-test compares logits, as indices of nodes in PARENTS. The test accepts the
+first path, which moves two of its nodes in the cache."""
 
 
 def largest_tree_error(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> float:
@@ -278,12 +281,12 @@ def _tokens_on(path: Sequence[int], nodes: Sequence[int]) -> list[int]:
 
 def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
     """Test hidden states: compare those that the runner gives for pieces of prompts, verified rows and a draft tree
-    with transformers' own.
+    with the hidden states in transformers' own forward.
 
-    Returns the largest distance of a hidden state from transformers' own, as a fraction of its length; NaN if any is
-    NaN. All layers are compared: in the middle of a deep model one layer changes little, and a tap that is one layer
-    off shows at the ends. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model raises pass
-    through.
+    Returns the largest distance of a hidden state from transformers' own, as a fraction of the length of that vector;
+    NaN if any number is NaN. All layers are compared: in the middle of a deep model one layer changes little, and a tap
+    that is one layer off shows at the ends. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model
+    raises pass through.
     """
     generator = random.Random(2)
     vocab_size = runner.facts.vocab_size

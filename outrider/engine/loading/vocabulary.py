@@ -24,11 +24,12 @@ class Vocabulary:
     """Facts about a target's vocabulary and context, which a drafter without weights needs."""
 
     size: int
-    """Number of logits of the model at a position. It may be larger than the number of its tokenizer's tokens."""
+    """Number of logits of the target at a position. It may be larger than the number of tokens in the target's
+    tokenizer."""
     context_limit: int
     """Maximum number of tokens of prompt and output together."""
     eos_token_ids: tuple[int, ...]
-    """Token ids that end an output."""
+    """Token ids that end an output of the target."""
     decoder_start_ids: tuple[int, ...] = ()
     """Token ids with which every output of an encoder-decoder model begins; empty for other models."""
 

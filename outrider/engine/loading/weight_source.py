@@ -38,13 +38,14 @@ class WeightSource:
     model: str
     """Folder, GGUF file or hub id."""
     config: PreTrainedConfig
-    """Configuration of the network to build; without its quantisation if the weights are unpacked."""
+    """Configuration of the network to build. If the weights are unpacked, it has no `quantization_config`."""
     gguf: Path | None = None
     """Path of the GGUF file; None if the weights are safetensors."""
     packed: PackedCheckpoint | None = None
     """Quantised checkpoint to unpack at load; None if the weights are loaded as stored or from GGUF."""
     why_unpacked: str | None = None
-    """Reason for unpacking, a clause for the log and for errors; None if nothing is unpacked."""
+    """Reason why the weights are unpacked at load, a clause for the log and for errors; None if they are not
+    unpacked."""
 
     @classmethod
     def as_stored(cls, model: str, config: PreTrainedConfig) -> WeightSource:
@@ -67,7 +68,8 @@ class WeightSource:
         return cls(model, unpacked_config(config), packed=packed, why_unpacked=why)
 
     def check(self, network: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
-        """Raise ConfigError unless the files contain the weights of the network.
+        """Raise ConfigError if the headers of the weight files contradict the network: a tensor has another shape, the
+        network is far larger than the files, or the files do not agree with config.json on tied weights.
 
         network: built on the meta device. headers: headers of the tensors in the files, by tensor name.
         """

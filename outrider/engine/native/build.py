@@ -32,22 +32,27 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-"""Compiler flags. None of them allows the compiler to reorder sums, which must have the same bits everywhere."""
+"""Compiler flags for the C++ kernels. None of them allows the compiler to reorder the additions of a sum, since its
+bits must be the same everywhere."""
 FOLDER = Path(__file__).parent
 """Folder of the C++ sources."""
 COMPILE_TIMEOUT_S = 300
-"""Maximum time in seconds of one compilation. An unfinished file that is older than twice this was left by a killed
-process, and is removed."""
+"""Maximum time in seconds of one compilation. An unfinished output file that is older than twice this time was left by
+a killed process, and is removed."""
 
 _REMEDY = "set OUTRIDER_CACHE_DIR to a folder that can be"
 
 
 class BuildError(Exception):
-    """Raised if there is no compiler, or if it rejects the sources. The message is one line."""
+    """Raised if the C++ kernels cannot be compiled: there is no compiler, or it rejects the sources. The message is one
+    line.
+    """
 
 
 def built_library() -> Path:
-    """Return the path of this machine's library. It is compiled first if it does not exist. Raises BuildError."""
+    """Return the path of the shared library of the C++ kernels for this machine. The library is compiled first if it
+    does not exist. Raises BuildError.
+    """
     path, compiler = library_path()
     if not path.exists():
         log_phase("compiling the C++ forward, once on this machine")
@@ -56,9 +61,10 @@ def built_library() -> Path:
 
 
 def library_path() -> tuple[Path, str]:
-    """Return the path of this machine's library, which may not exist yet, and the path of the compiler for it.
+    """Return the path of the shared library of the C++ kernels for this machine, and the path of the compiler to make
+    it with. The library may not exist yet.
 
-    Without a compiler, return the path of an existing library and an empty string. Raises BuildError if there is
+    If there is no compiler, return the path of an existing library and an empty string. Raises BuildError if there is
     neither.
     """
     folder = cache_folder()
@@ -111,9 +117,9 @@ def check_writable(folder: Path) -> None:
 
 
 def compile_to(path: Path, compiler: str) -> None:
-    """Compile the library to `path`. Raises BuildError.
+    """Compile the shared library of the C++ kernels to `path`. Raises BuildError.
 
-    The file is written under another name first, so that no process loads half a file.
+    The compiler writes to another file name first, so that no other process loads an unfinished library.
     """
     temporary = None
     try:

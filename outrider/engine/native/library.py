@@ -23,11 +23,11 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 NO_LAYER = 0
-"""Layer index to pass for a matrix or a vector that belongs to no layer."""
+"""Layer index to pass for a matrix or vector that belongs to the whole model, such as the lm_head."""
 
 
 class NativeSpec(ctypes.Structure):
-    """Sizes and options of a model. Mirrors `Spec` in model.h, field by field."""
+    """Sizes and options of a model that the C++ forward runs. Mirrors `Spec` in model.h, field by field."""
 
     _fields_ = (
         ("num_layers", c_int32),
@@ -58,7 +58,7 @@ class NumberKind(IntEnum):
 
 
 class Activation(IntEnum):
-    """Activation function of an MLP's gate. Mirrors the C++ enumeration."""
+    """Activation function that the MLP applies to its gate. Mirrors the C++ enumeration."""
 
     SILU = 0
     GELU = 1
@@ -66,7 +66,9 @@ class Activation(IntEnum):
 
 
 class MatrixName(IntEnum):
-    """Packed matrix of a model: a layer's projection, or the lm_head."""
+    """Name of a packed matrix of the C++ forward. QKV: query, key and value projections. OUT: attention's output
+    projection. GATE_UP and DOWN: the MLP's gate and up, and its down projection. HEAD: the lm_head.
+    """
 
     QKV = 0
     OUT = 1
@@ -76,8 +78,9 @@ class MatrixName(IntEnum):
 
 
 class RowPart(IntEnum):
-    """Which outputs of a packed matrix the rows of a weight become. STRAIGHT = consecutive outputs. GATE and UP = the
-    gate's outputs or the up projection's outputs in GATE_UP, in which panels of the two alternate.
+    """Which outputs of a packed matrix the rows of a weight [rows, columns] become. STRAIGHT: consecutive outputs. The
+    matrix GATE_UP alternates 32 outputs of the gate with 32 of the up projection; GATE: the outputs of the gate; UP:
+    those of the up projection.
     """
 
     STRAIGHT = 0
@@ -86,8 +89,8 @@ class RowPart(IntEnum):
 
 
 class VectorName(IntEnum):
-    """Vector of a model: a norm's weight or a rotary table. For COSINE and SINE, the layer index is the number of the
-    rotary table, which several layers may share.
+    """Name of a vector of the C++ forward: a norm's weight, or a table of rotary cosines or sines. For COSINE and SINE,
+    the layer index to pass is the number of the rotary table, which several layers may share.
     """
 
     ATTENTION_NORM = 0
@@ -118,12 +121,13 @@ SIGNATURES = {
 }
 
 
-"""Result type and argument types of each function of the library, as fused.cpp declares them."""
+"""Result type and argument types of each C function of the library, as fused.cpp declares it."""
 
 
 @functools.lru_cache
 def library() -> ctypes.CDLL:
-    """Return the library, loaded once. It is built if it is missing, and built again if it does not load.
+    """Return the shared library of the C++ kernels, which is loaded once in a process. It is compiled if its file is
+    missing, and compiled again if the file does not load.
 
     Raises BuildError.
     """
@@ -139,7 +143,8 @@ def library() -> ctypes.CDLL:
 
 
 def load_at_start() -> None:
-    """Load the library when a worker starts, on any device: workers on a GPU, too, sample on the CPU with it.
+    """Load the shared library of the C++ kernels when a worker starts. A worker on a GPU needs it, too, for sampling on
+    the CPU.
 
     If it cannot be loaded, a warning is logged, and `loaded` returns None from then on.
     """
@@ -150,7 +155,7 @@ def load_at_start() -> None:
 
 
 def loaded() -> ctypes.CDLL | None:
-    """Return the library if it is loaded already; None otherwise."""
+    """Return the shared library of the C++ kernels if this process has already loaded it; None otherwise."""
     if not library.cache_info().currsize:
         return None
     return library()
@@ -174,7 +179,9 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 class NativeModel:
-    """Packed weights of a model, with the threads that run its forward. The threads end when the object is dropped."""
+    """A model in the C++ forward: its packed weights, and the threads that run the forward. The threads end when the
+    object is dropped.
+    """
 
     def __init__(self, spec: NativeSpec, windows: Sequence[int], rotaries: Sequence[int]) -> None:
         """Allocate a model without weights. Raises BuildError and MemoryError.
@@ -204,8 +211,8 @@ class NativeModel:
         part: RowPart = RowPart.STRAIGHT,
         scale: Tensor | None = None,
     ) -> None:
-        """Pack a weight [rows, columns] into the matrix `which` of a layer, as outputs from the index `first` on.
-        Raises MemoryError.
+        """Pack a weight [rows, columns] into the matrix `which` of a layer, where its rows become outputs from the
+        index `first` on. Raises MemoryError.
 
         part: whether the rows are consecutive outputs, or the gate's or the up projection's outputs in GATE_UP. scale:
         factor on each row, [rows], for an int8 weight; None otherwise.
@@ -235,14 +242,15 @@ class NativeModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the packed matrices in bytes."""
+        """Size of the packed matrices of all layers and the lm_head, in bytes."""
         return int(self._library.outrider_weight_bytes(self._handle))
 
     def storage(self, embedding: Tensor | None, keys: Tensor, values: Tensor, num_blocks: int) -> None:
-        """Use these contiguous tensors, which the caller keeps alive, as embedding and as storage of keys and values.
+        """Use these contiguous tensors, which the caller keeps alive, as the model's embedding and as its storage of
+        keys and values.
 
-        embedding: [V, H] in the model's dtype; None if it is the same as the packed lm_head. num_blocks: number of
-        blocks of the storage, including the trash block.
+        embedding: [V, H] in the model's dtype; None if it has the same values as the packed lm_head. num_blocks: number
+        of blocks of the storage, including the trash block.
         """
         embedding_address = None
         if embedding is not None:
@@ -257,8 +265,8 @@ class NativeModel:
         self._check(self._library.outrider_taps(self._handle, numbers.buffer_info()[0], len(numbers)))
 
     def set_residual(self, *, normed: bool) -> None:
-        """Set what the residual of a paired model's layer 0 is: the features after their norm (True) or before it
-        (False).
+        """Set what the residual of layer 0 is in a model whose layer 0 reads features (an EAGLE-3 head): the features
+        after their norm (True) or before it (False).
         """
         self._library.outrider_residual(self._handle, normed)
 

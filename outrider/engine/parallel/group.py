@@ -17,10 +17,11 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.telemetry.log import get_logger
 
 JOIN_TIMEOUT = timedelta(seconds=60)
-"""Maximum time for all ranks to join the group, after all have connected and are ready to join."""
+"""Maximum time in which all ranks must join the process group. It begins when all of them have connected to rank 0 and
+are ready to join."""
 LOAD_TIMEOUT = timedelta(minutes=30)
-"""Maximum time of one collective operation during load, where ranks read their parts of the weights at different
-speeds."""
+"""Maximum time of one collective operation during load. It is long, since ranks that have read their part of the
+weights wait there for slower ranks."""
 STEP_TIMEOUT = timedelta(seconds=60)
 """Maximum time of one collective operation in a forward. A rank that takes longer is considered dead."""
 
@@ -29,30 +30,30 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Membership of this process in the group of ranks. All ranks must call the collective operations, in the same
-    order.
+    """This process as one rank of a process group (torch.distributed). Methods that are collective operations must be
+    called by all ranks, in the same order.
     """
 
     rank: int
-    """Number of this process among the ranks, from 0."""
+    """Number of this process among the ranks, from 0 to `num_ranks` - 1."""
     num_ranks: int
     """Number of ranks, that is of processes, in the group."""
 
     def smallest(self, number: int) -> int:
-        """Return the smallest of the numbers that the ranks pass. A collective operation."""
+        """Return the smallest `number` of all ranks; each rank passes its own. A collective operation."""
         return self._reduced(number, dist.ReduceOp.MIN)
 
     def check_same(self, what: str, value: str) -> None:
-        """Raise ConfigError unless all ranks pass the same value. A collective operation. what: name of the value, for
-        the message.
+        """Raise ConfigError unless all ranks pass the same `value`. A collective operation. what: name of the value,
+        for the message.
         """
         number = zlib.crc32(value.encode())
         if self._reduced(number, dist.ReduceOp.MIN) != self._reduced(number, dist.ReduceOp.MAX):
             raise ConfigError(f"the ranks differ in {what}: rank {self.rank} has {value!r}; use tensor_parallel 1")
 
     def begin_steps(self, timeout: timedelta = STEP_TIMEOUT) -> None:
-        """Set the shorter time limit of steps, `timeout`, for collective operations, after all ranks have loaded. A
-        rank that takes longer is considered dead.
+        """Give all further collective operations the time limit `timeout`, which is shorter than the limit during load.
+        Call it when all ranks have loaded. A rank that takes longer is considered dead.
         """
         _set_timeout(timeout)
 

@@ -19,13 +19,14 @@ from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.processes import folders
 
 SOCKET = "control.sock"
-"""File name of the socket in the ranks' folder."""
+"""File name of the Unix socket on which rank 0 listens for followers, in the ranks' folder."""
 _HEADER = struct.Struct("<I")  # bytes of the message that follows
 
 MEETING_TIMEOUT_S = 120.0
-"""Maximum time in seconds in which all followers must start and connect."""
+"""Maximum time in seconds in which all followers must start and connect to rank 0."""
 GRACE_S = 1.0
-"""Time in seconds to wait after a failure until its cause is noticed, such as a follower that has ended."""
+"""Time in seconds that a rank waits when another rank has failed, before it acts. Rank 0 waits for the news that a
+follower's process has ended; a follower whose rank 0 is gone waits for its own end in good order."""
 
 
 def make_meeting_place(folder: Path) -> Path:
@@ -96,10 +97,10 @@ class FollowerLines:
     rank: int
     """Rank of the follower, from 1."""
     commands: MessageConnection
-    """Connection for rank 0's commands."""
+    """Connection on which rank 0 sends its commands to the follower."""
     life: MessageConnection
-    """Connection that closes when the follower ends. Before that it carries the reason, if the follower could send
-    it."""
+    """Connection that closes when the follower's process ends. Before it ends, the follower sends the reason on it, if
+    it can."""
 
     def await_ready(self) -> bool:
         """Wait until the follower sends that it is about to join the process group. Return True then, and False if it
@@ -164,16 +165,17 @@ class RankZeroLines:
     """Connections of a follower to rank 0."""
 
     commands: MessageConnection
-    """Connection for rank 0's commands."""
+    """Connection on which this follower receives rank 0's commands."""
     life: MessageConnection
-    """Connection that closes when either process ends."""
+    """Connection that closes when the process of rank 0 or of this follower ends. Before it ends, the follower sends
+    the reason on it, if it can."""
 
     def send_ready(self) -> None:
         """Tell rank 0 that this follower is about to join the process group. Raises OSError."""
         self.commands.send(b"ready")
 
     def report(self, message: str) -> None:
-        """Tell rank 0 why this follower is about to end. A closed connection is ignored."""
+        """Tell rank 0 why this follower is about to end. Does nothing if the connection is closed."""
         with contextlib.suppress(OSError):
             self.life.send(message.encode())
 

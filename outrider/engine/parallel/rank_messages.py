@@ -25,7 +25,7 @@ MOVE = "move_tokens"
 STORAGE = "set_storage"
 """Kind of a message that calls `ForwardPath.set_storage`."""
 END = "end"
-"""Kind of a message that ends the follower in good order."""
+"""Kind of a message that tells a follower to end without an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def encode(kind: str, numbers: Sequence[int] = ()) -> bytes:
 
 
 def decode(message: bytes) -> tuple[str, tuple[Any, ...]]:
-    """Return the kind of a message, and the arguments of the method that it calls."""
+    """Return the kind of a message, and the arguments for the method that a message of this kind calls."""
     kind = _KIND.unpack_from(message)[0].rstrip(b"\0").decode()
     numbers: list[int] = np.frombuffer(message, dtype="<i8", offset=_KIND.size).tolist()
     match kind:

@@ -49,7 +49,9 @@ log = get_logger(__name__)
 
 
 class Team:
-    """The followers of a worker, from their start to their end. `close` must be called in any case."""
+    """The followers of a worker: starts them, sends them rank 0's commands, notices when one ends, and ends them.
+    `close` must be called in any case.
+    """
 
     def __init__(
         self, num_ranks: int, on_lost: Callable[[OutriderError], None], step_timeout: timedelta = STEP_TIMEOUT
@@ -75,7 +77,8 @@ class Team:
         self._lock = threading.Lock()  # of the first loss
         self._lost: OutriderError | None = None
         self.lost_in_silence = False
-        """Whether the team was lost because a follower ended without a message: most likely it was killed."""
+        """Whether the ranks stopped working together because a follower ended without a message. Most likely it was
+        killed."""
 
     def gather(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Group:
         """Start the followers, or wait for followers that another process starts, and join a process group with them.
@@ -117,8 +120,8 @@ class Team:
         return store
 
     def begin_steps(self) -> None:
-        """Set the shorter time limits of steps, after all ranks have loaded. A rank that takes longer is considered
-        dead.
+        """Give commands and collective operations the time limit of steps, which is shorter than the limits during
+        load. Call it when all ranks have loaded. A rank that takes longer is considered dead.
         """
         assert self.group is not None
         self.group.begin_steps(self._step_timeout)
@@ -148,8 +151,8 @@ class Team:
 
     @property
     def loss_error(self) -> OutriderError | None:
-        """Error with which the team was lost; None if it was not. Waits up to GRACE_S seconds, since a lost follower
-        may be noticed later than the error that it caused.
+        """Error for which the ranks stopped working together; None if they still do. Waits up to GRACE_S seconds for
+        such an error, since the end of a follower may be noticed later than the error that it caused on this rank.
         """
         if self._guests:
             self._is_lost.wait(GRACE_S)
@@ -269,7 +272,9 @@ class ParallelPath:
             self._path.move_tokens(sources, destinations)
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Set the taps on this rank alone, since the hidden states after each layer are whole on every rank."""
+        """Set the taps on this rank alone and send nothing to the followers: rank 0 has the whole hidden states after
+        each layer.
+        """
         assert isinstance(self._path, FeaturePath)
         self._path.set_taps(taps)
 

@@ -17,10 +17,11 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.
 """The 16 values that a number of 4 bits may have: sign, two bits of exponent, one of mantissa (E2M1, OCP microscaling
 formats)."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""For each of eight columns in a word of 32 bits, the index of its 4 bits in the word. AWQ stores the even columns
-first, in the order of its kernels."""
+"""For each of the eight columns that AWQ stores in a word of 32 bits, the index of its 4 bits in the word (0 = the
+lowest bits). AWQ stores the even columns first."""
 Parts = Mapping[str, Tensor]
-"""Tensors of one weight by their roles in the layout, such as "scale"."""
+"""Tensors from which one weight is computed, by their roles in the checkpoint's layout, such as "scale" or
+"zero_point"."""
 
 
 def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
@@ -38,7 +39,9 @@ def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
 
 
 def exponents(scale: Tensor) -> Tensor:
-    """Return scales as float32. Scales of dtype uint8 are stored as exponents of two (E8M0): 127 is 1, 128 is 2."""
+    """Return the scales [..] as float32. A scale of dtype uint8 is stored as an exponent of two plus 127 (E8M0): 127
+    stands for 1, 128 for 2.
+    """
     if scale.dtype is torch.uint8:
         return torch.exp2(scale.float() - 127)
     return scale.float()

@@ -26,19 +26,19 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 SMALLEST = {torch.float32: 1 << 18, torch.bfloat16: 1 << 16}
-"""Number of elements of the smallest weight that is packed, by dtype. For smaller weights the fixed cost of a call
-outweighs the gain."""
+"""Number of elements of the smallest weight that is packed, by dtype of the weight. With a smaller one, the operator's
+fixed cost of a call outweighs the gain."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Largest difference from the plain layer that is accepted, as a fraction of the plain layer's largest output, by
-dtype."""
+"""Largest accepted difference between the outputs of a packed and the plain linear layer, as a fraction of the largest
+output, by the dtype of the weight."""
 ROWS = (1, 2, 6, 17)
-"""Numbers of rows of the inputs on which a packed layer is compared with the plain one: one token, two, a verify, part
-of a prompt."""
+"""Numbers of tokens of the inputs on which a packed layer is compared with the plain one: as in a decode of one or two
+sequences, in a verify, and in a piece of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Torch's operators for packed weights."""
+    """Torch's operators that pack the weight of a linear layer for the CPU, and multiply with a packed weight."""
 
     pack: Callable[..., Tensor]
     """Function (weight [N, K], number of rows or None) -> packed weight, an opaque tensor."""
@@ -48,7 +48,7 @@ class Operators:
 
 
 def operators() -> Operators | None:
-    """Return the operators; None if torch was built without them."""
+    """Return torch's operators for packed weights on a CPU; None if torch was built without them."""
     if not torch.backends.mkldnn.is_available():
         return None
     try:

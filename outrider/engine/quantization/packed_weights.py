@@ -36,14 +36,15 @@ values stay in the model's dtype."""
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 """Dtypes of FP8, as safetensors names them."""
 BYTES = (*FLOAT8, "I8", "U8")
-"""Dtypes, as safetensors names them, whose numbers are weights only together with a scale."""
+"""Dtypes of one byte that hold quantised numbers, as safetensors names them. A tensor of such a dtype is refused if it
+has no scale, without which its numbers are not the weights."""
 NV_GROUP = 16
-"""Number of columns for which one scale applies in NVFP4."""
+"""Number of consecutive columns of a weight that share a scale in NVFP4."""
 MX_GROUP = 32
-"""Number of columns for which one scale applies in MXFP4."""
+"""Number of consecutive columns of a weight that share a scale in MXFP4."""
 
 Headers = Mapping[str, TensorHeader]
-"""Header of each tensor of a checkpoint, by tensor name."""
+"""Header (shape, dtype and file) of each tensor of a checkpoint, by tensor name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,15 @@ class PackedWeight:
     shape: tuple[int, ...] | None
     """Shape of the unpacked weight; None if it does not follow from the headers."""
     parts: dict[str, str]
-    """Names of the tensors in the checkpoint, by their roles in the layout."""
+    """Names of the tensors in the checkpoint from which the weight is computed, by their roles in the layout, such as
+    "scale"."""
     unpack: Callable[[Mapping[str, Tensor]], Tensor]
-    """Function that computes the weight, as float32, from the tensors by their roles."""
+    """Function that computes the weight, as float32, from the tensors that `parts` names, given by their roles."""
 
 
 def find_packed(model: str, headers: Headers, quantization: Mapping[str, Any]) -> dict[str, PackedWeight | None]:
-    """Return how each weight is computed, by its name in the network. None = the file has it as a plain tensor of this
-    name.
+    """Return, for each weight by its name in the network, from which tensors of the checkpoint it is computed and how.
+    None = the checkpoint has the weight as a plain tensor of this name.
 
     model: folder or hub id, for messages. headers: headers of the checkpoint's tensors. quantization: the
     `quantization_config`. Raises ConfigError for a layout that cannot be unpacked here.

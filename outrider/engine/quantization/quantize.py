@@ -32,7 +32,7 @@ from outrider.wire.telemetry.log import get_logger
 
 GPU_ALONE = ("compressed-tensors",)
 """Methods of quantisation (`quant_method`) whose own library is used only on a GPU. On other devices that library would
-unpack each weight at its first use and keep it so; we unpack all weights at load instead."""
+unpack each weight at its first use and keep it unpacked; so all weights are unpacked at load instead."""
 
 log = get_logger(__name__)
 
@@ -63,11 +63,11 @@ def method_of(config: PreTrainedConfig) -> str | None:
 
 
 def unpack_reason(model: str, config: PreTrainedConfig, device: torch.device, setting: str) -> str | None:
-    """Return the reason why a checkpoint's weights must be unpacked at load: kernels or a package are missing. None if
-    they are not quantised, or can be loaded as they are.
+    """Return the reason why a checkpoint's weights must be unpacked at load: which kernels or package are missing to
+    run them quantised. None if the weights are not quantised, or can run as they are stored.
 
-    setting: the setting `quantization`. Raises ConfigError, with the method, what is missing and the remedy, if the
-    checkpoint cannot be read at all.
+    setting: the setting `quantization`. Raises ConfigError if the checkpoint cannot be read at all, with its method of
+    quantisation, what is missing and the remedy; also if `setting` asks to quantise weights that are quantised already.
     """
     method = method_of(config)
     if method is None:
@@ -142,8 +142,8 @@ def _missing_to_run(config: PreTrainedConfig, method: str, device: torch.device)
 
 
 def unpacked_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of the configuration without its quantisation: that of the same model with weights that are not
-    quantised.
+    """Return a copy of the configuration without its `quantization_config`, with which transformers builds the network
+    with unquantised weights.
     """
     whole = copy.deepcopy(config)
     for part in (whole, whole.get_text_config(decoder=True)):
@@ -184,7 +184,7 @@ class Int8Linear(nn.Module):
         """
         super().__init__()
         self.is_copy = False
-        """Whether this is a tied lm_head, whose int8 weights were rounded from the embedding. The embedding keeps its
+        """Whether this layer is a tied lm_head: its int8 weights were then rounded from the embedding, which keeps its
         own weights."""
         self.out_features, self.in_features = weight_int8.shape
         self.weight = nn.Parameter(weight_int8.contiguous(), requires_grad=False)

@@ -19,7 +19,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.peer_text import bound_text
 
 METHODS = ("fp8", "mxfp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "mxfp4", "gptq", "awq", "bitsandbytes")
-"""Methods of quantisation whose layouts can be unpacked here, as `quant_method` names them."""
+"""Methods of quantisation, by their `quant_method` in config.json, whose layouts can be unpacked here."""
 
 
 class PackedCheckpoint:
@@ -48,7 +48,7 @@ class PackedCheckpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the checkpoint's weights after unpacking, as in the network."""
+        """Names of the checkpoint's weights after unpacking, which are their names in the network."""
         return frozenset(self._weights)
 
     def check_shapes(self, network: nn.Module) -> None:
@@ -69,8 +69,8 @@ class PackedCheckpoint:
                 )
 
     def state(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Return the `state_dict` for `from_pretrained`: each weight by its name, as an object that is read when it is
-        indexed.
+        """Return the `state_dict` for `from_pretrained`: by the name of each weight, an object that reads the weight
+        from the files when it is indexed.
 
         dtype: dtype of the unpacked weights.
         """
@@ -85,8 +85,8 @@ class PackedCheckpoint:
 
 
 class UnpackedTensor:
-    """Weight that is read and unpacked when it is indexed by `[...]`; transformers reads tensors of safetensors files
-    in this way.
+    """One weight of a `state_dict` that is not in memory yet. Indexing it with `[...]` reads its tensors from the files
+    and unpacks them; transformers indexes the tensors of safetensors files in the same way.
     """
 
     def __init__(self, weight: PackedWeight, files: OpenFiles, dtype: torch.dtype) -> None:
