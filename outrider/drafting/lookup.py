@@ -12,11 +12,12 @@ from outrider.drafting.sequence_drafter import Counts, sorted_counts
 from outrider.drafting.suffixes import SuffixIndex
 
 MIN_N = 2
-"""Minimum length of a match (an earlier occurrence of the sequence's last tokens), in tokens."""
+"""Minimum length of a match, in tokens. A match is an earlier occurrence, in the sequence or the corpus, of the
+sequence's last tokens."""
 MAX_N = 8
 """Maximum length of a match, in tokens. Longer matches count as matches of this length."""
 CORPUS_TOKENS = 65536
-"""Number of tokens of ended outputs that are kept for later requests. They take about 1 MiB."""
+"""Maximum number of tokens that the corpus holds, of all ended outputs together. They take about 1 MiB."""
 
 
 class Lookup:
@@ -34,8 +35,8 @@ class Lookup:
 
 
 class Corpus:
-    """The latest ended outputs, with a separate index for each corpus id, so that no user's text is proposed to
-    another.
+    """Outputs that have ended, kept for the drafter Lookup: the latest ones, up to a number of tokens. Each corpus id
+    has a separate index, so that no user's text is proposed to another.
 
     Outputs with an empty corpus id are not kept.
     """

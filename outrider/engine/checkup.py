@@ -122,7 +122,9 @@ def check_gpu() -> Find:
 
 
 def check_native() -> Find:
-    """Check whether the C++ library is compiled already, or can be compiled when the first worker starts."""
+    """Check whether Outrider's C++ library, which speeds up CPU models and sampling, is compiled already, or can be
+    compiled when the first worker starts.
+    """
     try:
         path, compiler = library_path()
         if not path.exists():
