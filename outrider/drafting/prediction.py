@@ -18,8 +18,8 @@ from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_cou
 
 MAX_N = 16
 """Maximum number of consecutive output tokens that must agree with the prediction before the next draft token is
-proposed: 1 at first, doubled by each wrong draft token, lowered by one by each right one. It is also the maximum length
-of a match, in tokens."""
+proposed. The number is 1 at an output's start; each wrong draft token doubles it, and each right one lowers it by one.
+MAX_N is also the maximum length of a match, in tokens."""
 MAX_OCCURRENCES = 256
 """Maximum number of places in the prediction that are compared for the longest match with the output's last tokens:
 this many from the last confirmed position on, and this many from the start of the prediction. At each place the

@@ -36,7 +36,9 @@ def check_path(parents: Sequence[int], path: Sequence[int]) -> None:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return the number of ancestors of each node of the tree."""
+    """Return the number of ancestors of each node within the tree: 0 for a node whose parent is -1, 1 for a child of
+    such a node.
+    """
     # parents [-1, 0, 0, 1]: [0, 1, 1, 2]
     found: list[int] = []
     for parent in parents:

@@ -46,7 +46,8 @@ class DraftTree:
         self.probs: list[float] = []
         """Probability that each node and all its ancestors are accepted, [N]."""
         self.depths: list[int] = []
-        """Depth of each node: number of draft tokens on the path to it, itself included, [N]."""
+        """Depth of each node, [N]: number of draft tokens on the path from ROOT to the node, itself included. It is 1
+        for a child of ROOT."""
         self._children: dict[int, list[int]] = {}
 
     @classmethod

@@ -25,10 +25,10 @@ one."""
 
 
 class RowCost:
-    """Estimate of the seconds of a step by its number of rows.
+    """Estimate of the seconds that a step takes, by its number of rows.
 
-    It is interpolated between the numbers of rows that were tried, and constant beyond these. Before the first step it
-    is 1 for any number.
+    It is interpolated between the numbers of rows that steps have had so far, and constant beyond these. Before the
+    first step it is 1 second for any number.
     """
 
     def __init__(self) -> None:

@@ -90,8 +90,8 @@ class TargetDrafter(Protocol):
         """
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
-        """Release what is kept for a slot. is_ended: whether its output is complete, so that it may be remembered for
-        other slots.
+        """Release the drafter's state of a slot. is_ended: whether the slot's output is complete, so that the drafter
+        may propose its tokens to other slots.
         """
 
     def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
@@ -104,7 +104,8 @@ class TargetDrafter(Protocol):
         return None
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        """Take the logits after the extra rows, [E, V] float32, before anything of the step is committed. path: the
-        accepted nodes. rows: the extra rows.
+        """Make draft tokens for later steps from the logits after the extra rows, [E, V] float32. It is called before
+        anything of the step is committed. path: nodes of the step's draft tokens that were accepted. rows: the extra
+        rows.
         """
         return
