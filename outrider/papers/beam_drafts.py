@@ -38,7 +38,7 @@ class BeamDrafts:
 
     @property
     def depth(self) -> int:
-        """Number of levels of draft tokens that have arrived and that a step may use."""
+        """Number of complete levels of draft tokens below the live beams that have arrived and that a step may use."""
         return len(self._levels())
 
     def insert(self, delivery: Delivery) -> InsertedNodes:
@@ -114,7 +114,9 @@ class BeamDrafts:
         return nodes, depth
 
     def pending_prob(self, acceptance: SlotAcceptance) -> float | None:
-        """Return the probability that the next level to arrive will be accepted; None if no more may arrive."""
+        """Return the probability that the target accepts the next level that arrives, together with all levels before
+        it; None if no further level can arrive.
+        """
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
             return None

@@ -33,7 +33,7 @@ Above the maximum, the first token that has gone longest without a new n-gram is
 class Window:
     """Lookahead window and n-gram pool of one slot.
 
-    Neither stores a position, so both stay useful if other tokens are committed than were expected.
+    Neither stores positions in the sequence, so both stay useful if the target commits other tokens than the window's.
     """
 
     def __init__(self, shape: LookaheadShape, token_ids: Sequence[int]) -> None:
