@@ -21,7 +21,9 @@ CORPUS_TOKENS = 65536
 
 
 class Lookup:
-    """Drafter that copies from the sequence itself and from a corpus of ended outputs."""
+    """Drafter that proposes the tokens that followed an earlier occurrence of the sequence's last tokens, in the
+    sequence itself or in a corpus of outputs that have ended.
+    """
 
     def __init__(self, min_n: int = MIN_N, max_n: int = MAX_N, corpus_tokens: int = CORPUS_TOKENS) -> None:
         """`min_n`: minimum length of a match, in tokens. `max_n`: length up to which a longer match is preferred.
@@ -131,8 +133,9 @@ class LookupFollower:
 
 
 class LookupWalk:
-    """Chain of draft tokens that are copied from one position onwards. If copying reaches the end of the sequence
-    itself, it goes on with the tokens that it copied. So it continues a text that repeats itself.
+    """Chain of draft tokens that are copied from one position, of the sequence itself or of the corpus, onwards. If
+    copying reaches the end of the sequence itself, it goes on with the tokens that were copied, and so continues a text
+    that repeats itself.
     """
 
     def __init__(self, source: SuffixIndex, position: int | None) -> None:

@@ -12,7 +12,7 @@ the latest ones are taken. It bounds the time of a search in repetitive text."""
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An earlier occurrence of a sequence's last tokens."""
+    """Occurrence of a sequence's last tokens in a SuffixIndex."""
 
     end: int
     """Position after the match. The token at this position is the continuation."""

@@ -34,7 +34,8 @@ GPU_DEVICE = Path("/dev/nvidiactl")
 
 
 def findings(task: Task, tell_files: Callable[[pb.TokenizerFiles], None] | None = None) -> Iterator[tuple[str, Find]]:
-    """Run all checks of a task. Yield the name of each check and its result: its state, what was found, and the remedy.
+    """Run all checks of a task: of the machine, the target's files, each draft's files, and the memory. Yield the name
+    of each check and its result: its state, what was found, and the remedy.
 
     tell_files: function that is called with the target's tokenizer and chat-template files, if they can be read.
     """

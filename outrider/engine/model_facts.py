@@ -27,7 +27,7 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     """Token ids that end an output."""
     num_parameters: int
-    """Number of weights; tied weights count once."""
+    """Number of parameters of the model or head; tied weights count once."""
     quantization: str = "none"
     """How the weights are quantised: the name of a method; "none" = they are not."""
     num_ranks: int = 1

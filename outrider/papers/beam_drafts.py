@@ -31,8 +31,8 @@ class BeamDrafts:
 
     @property
     def max_depth(self) -> int:
-        """Maximum number of levels of draft tokens in a step. A step decides the levels that it accepts, and one
-        more.
+        """Maximum number of levels of draft tokens that a step may feed. A step decides the levels that it accepts, and
+        one more.
         """
         return max(0, min(self._max_depth, self._max_len - self._tree.length - 1))
 
@@ -42,8 +42,8 @@ class BeamDrafts:
         return len(self._levels())
 
     def insert(self, delivery: Delivery) -> InsertedNodes:
-        """Insert a delivery below the beams that were live when beams had `root_len` tokens. Return how many of its
-        tokens were late or dropped.
+        """Insert a delivery below the beams that were live when each beam had `root_len` tokens. Return how many of the
+        delivery's tokens were late or dropped.
         """
         tree = self._tree
         if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:

@@ -32,7 +32,7 @@ class Unigram:
 
 class Bigram(Unigram):
     """Drafter that proposes tokens by how often they follow the previous token in a text. After a token that is not in
-    the text, it counts single tokens.
+    the text, it proposes tokens by how often they occur in the text at all.
     """
 
     def __init__(self, text_ids: Sequence[int]) -> None:

@@ -48,7 +48,8 @@ class Window:
         """Rests of the n-grams by their first token, the latest first."""
 
     def learn(self, new_ids: Sequence[int]) -> None:
-        """Add the n-grams that a step completed to the pool, and move the window on by one token.
+        """Add the n-grams that a step completed to the pool, and move the window on by one token. Column i of the
+        window holds token i of every level.
 
         `new_ids`: the target's likeliest token after each column, in order.
 

@@ -209,8 +209,8 @@ class Grammar:
             self.retire()
 
     def retire(self) -> None:
-        """Drop this compiled grammar from the kept ones, so that later slots compile its text anew. Slots that follow
-        it now keep it.
+        """Drop this compiled grammar from the kept ones, so that later slots compile its text anew. Slots that already
+        follow this compiled grammar go on with it.
         """
         self.grammars.forget(self)
 
@@ -244,7 +244,7 @@ class GrammarState:
         self._forced: list[int] | None = None
 
     def set_output(self, ids: Sequence[int]) -> None:
-        """Set the committed output to `ids`. It is fast if these extend the previous output."""
+        """Set the committed output to `ids`. The call is fast if `ids` begin with the previous output."""
         known = len(self._output)
         if known == len(ids) and self._output == ids:
             return

@@ -179,7 +179,7 @@ class CachedTree(DraftTree):
     def __init__(self) -> None:
         super().__init__()
         self.is_root_fed = False
-        """Whether the last committed token lies in the cache."""
+        """Whether the cache holds the last committed token, which ROOT stands for."""
         self.fed: list[int] = []
         """Nodes in the cache, in the order in which they were fed. If nodes have been committed or dropped since, ROOT
         stands for each committed one and GONE for each dropped one, until `keep` is called."""

@@ -69,11 +69,11 @@ class Growth(CachedTree, ABC):
         """If the drafter is a head: the hidden states [width] that it returned after each node and ROOT in the cache.
         They are its input for the next token."""
         self.unsent: list[int] = []
-        """New nodes that have not been sent to the target, parents before their children. The sender empties the
-        list."""
+        """New nodes that have not been sent to the target, parents before their children. The code that sends
+        deliveries empties the list."""
         self.ended: list[int] = []
-        """Nodes, or ROOT, after which no more draft tokens will come, and of which the target has not been told yet.
-        The sender empties the list."""
+        """Nodes, or ROOT, after which no more draft tokens grow, and of which the target has not been told yet. The
+        code that sends deliveries empties the list."""
         self.is_end_known = False
         """Whether the end of growth was noted in `ended`, so that the target stops waiting for draft tokens."""
 
@@ -186,7 +186,7 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def restart(self) -> None:
-        """Drop all nodes, because the cache no longer holds them."""
+        """Drop all draft tokens of the tree, because the cache no longer holds them."""
 
 
 class RowAhead(NamedTuple):

@@ -65,11 +65,11 @@ class Delivery:
     """Indices of the nodes, or ROOT, after which the draft worker sends no more draft tokens for now. A step of the
     target then does not wait for any."""
     num_bytes: int = 0
-    """Size of the received message, in bytes; 0 for a delivery that is to be sent."""
+    """Size in bytes of the message in which the target received the delivery; 0 in the draft worker that sends it."""
     vocab_size: int = 0
     """Number of ids in a whole distribution; needed only to send a delivery with distributions."""
     draft_us: int = 0
-    """Time that the draft worker spent on the nodes, in microseconds; 0 if unknown."""
+    """Microseconds that the draft worker spent on making the nodes; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ _MIN_PROB = 1e-3
 
 
 class RankAcceptance:
-    """Acceptance probabilities by rank, shared by all slots whose requests sample in the same way."""
+    """Acceptance probabilities by rank (0 for a node's likeliest or first child), shared by all slots whose requests
+    sample in the same way.
+    """
 
     def __init__(self) -> None:
         self.probs = list(_PRIOR)

@@ -33,7 +33,8 @@ class RowCost:
 
     def __init__(self) -> None:
         self.reach = 1
-        """Maximum number of rows with which a step may be tried: about twice the largest number that was tried."""
+        """Maximum number of rows that a worker should give to its next step: about twice the largest number that a step
+        has had so far. The estimate does not grow beyond the largest number."""
         self._level_s = 1.0
         self._shape: dict[int, float] = {}
         """Moving mean of seconds divided by the level, by number of rows, ascending."""

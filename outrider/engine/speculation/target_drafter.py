@@ -81,7 +81,9 @@ class TargetDrafter(Protocol):
         return ()
 
     def has_next(self, slot: Slot) -> bool:
-        """Return whether the drafter proposes something worth verifying after the slot's last committed token."""
+        """Return whether the drafter can propose, after the slot's last committed token, draft tokens that are likely
+        enough to be worth verifying.
+        """
 
     def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
         """Return at most max_tokens draft tokens, best first; an empty tree if there is nothing to propose.

@@ -36,7 +36,8 @@ class SlotState(NamedTuple):
     num_committed: int
     num_cached: int
     num_after: int
-    """Number of tokens in the cache after the next step; never more than the whole pool can hold."""
+    """Number of tokens in the slot's part of the KV cache after its next step; never more than the whole pool can
+    hold."""
     num_blocks: int
     """Number of blocks that the slot holds."""
     num_copied: int = 0

@@ -132,7 +132,7 @@ class EngineThread:
         self.times = StepTimes()
 
     def start(self) -> None:
-        """Start the thread, and block until the worker is made.
+        """Start the thread, and block until `make` has created the `EngineWorker` on it.
 
         Raises the error of `make`, or the error passed to `fail` while the worker was loading. After `fail` the thread
         may still be loading; it ends with the process.
@@ -277,8 +277,8 @@ class EngineThread:
             raise error
 
     def flush(self) -> None:
-        """Send the queued answers. A step calls it just before the device computes. Until the result is there, the
-        engine thread does not need the GIL, and the thread that sends the answers can run.
+        """Send the queued answers. A step calls it just before the device computes: the engine thread then waits
+        without the GIL, so that the thread that sends the answers can run.
         """
         if self._answers:
             answers, self._answers = self._answers, []

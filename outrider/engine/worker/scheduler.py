@@ -43,7 +43,7 @@ class StepRequest(NamedTuple):
 
     want: Need
     num_after: int
-    """Number of tokens in the slot's cache after the requested step."""
+    """Number of tokens in the slot's part of the KV cache after the requested step."""
 
 
 @dataclass(frozen=True, slots=True)

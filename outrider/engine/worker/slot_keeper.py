@@ -84,8 +84,8 @@ class SlotKeeper(Generic[S]):
         self._engine.answer(lambda: respond(result))
 
     def commit(self, owner: int, slot_id: int, base_len: int, ids: Sequence[int]) -> S | JobError:
-        """Set the slot's tokens to committed[:base_len] + ids, and truncate its cache to match. Return the slot, or the
-        error if that is not possible.
+        """Set the slot's committed tokens to committed[:base_len] + ids, and truncate its cache to match. Return the
+        slot, or the error if the slot is not open or cannot have these tokens.
         """
         slot = self.table.get(owner, slot_id)
         if slot is None:

@@ -221,7 +221,8 @@ class Slot(BareSlot):
         """Take over the longest prefix of the committed tokens that the prefix cache holds; return its length in
         tokens.
 
-        The last committed token is not adopted, and no tokens whose successors' log-probs are still to be computed.
+        The last committed token is not taken over, since the logits after it are needed. If log-probs of prompt tokens
+        are still to be computed, the prefix ends before the first token whose logits they need.
         """
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
         end = -1

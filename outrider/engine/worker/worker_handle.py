@@ -180,7 +180,8 @@ class WorkerHandle:
         return self._engine.is_alive
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
-        """Refuse new slots, and block until no slot is open and connected gateways have had time to notice.
+        """Refuse new slots, and block until no slot is open and connected gateways have had time to notice that the
+        worker drains.
 
         It returns after `timeout_s` seconds at the latest, or once `cut_short` returns True. Call `stop` afterwards.
         """
