@@ -45,7 +45,8 @@ class ModelRunner:
         """Size in bytes of the weights in the form in which the attention path keeps them. `loader.load_runner` sets
         it."""
         self.spare = SpareMemory()
-        """Memory that is left for heads; 0 bytes until `cache_size.size_cache` has computed it."""
+        """Device memory that is left for heads beside the model and its KV cache; 0 bytes until `cache_size.size_cache`
+        has computed it."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:

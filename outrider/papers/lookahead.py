@@ -42,8 +42,8 @@ class Window:
         """
         self._shape = shape
         self.ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens + 1)
-        """Tokens of the window, level by level, W per level. The first is replaced by the last committed token when the
-        window is fed."""
+        """Tokens of the window, level by level, with W of them (the width of the window) per level. The first is
+        replaced by the last committed token when the window is fed."""
         self._pool = dict[int, list[list[int]]]()
         """Rests of the n-grams by their first token, the latest first."""
 

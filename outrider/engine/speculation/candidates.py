@@ -30,7 +30,7 @@ class CandidateTree:
     distributions: Sequence[Distribution | None]
     """For each node, the distribution that it was sampled from, [N]; None for a deterministic node."""
     prob: float
-    """Probability that the drafter's first draft token after an accepted node is accepted."""
+    """Probability that, after an accepted node, the drafter's draft token of rank 0 is accepted."""
     max_len: int = 0
     """Maximum number of tokens that a sampled chain could have had; the chain itself may be shorter. 0 if only tokens
     that exist count for the budget, as in a tree of a requested shape."""

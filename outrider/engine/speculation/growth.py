@@ -228,8 +228,8 @@ class RowsAhead(Protocol):
         """Store the distributions after the rows that `behind` returned."""
 
     def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
-        """Return the distribution after a new child of a node, if the child had been fed as a look-ahead row; else
-        None. distribution: the distribution after the node itself.
+        """If one of a node's new children was already fed as a look-ahead row, return the distribution after this
+        child, which then counts as fed; else None. distribution: the distribution after the node itself.
         """
 
     def end_step(self) -> tuple[int, Sequence[int]]:

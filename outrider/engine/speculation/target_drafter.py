@@ -53,8 +53,9 @@ class ExtraRows:
 class TargetDrafter(Protocol):
     """Drafter in the target, for all slots that were opened for it. Runs on the engine thread.
 
-    `commit` or `append` is called at every change of a slot's committed tokens. `extra_rows` and `read` are for
-    drafters with `has_extra_rows`. Methods with a body in this class are optional.
+    `append` is called after a step that committed further tokens of a slot, `commit` after a slot's committed tokens
+    were replaced. `extra_rows` and `read` are for drafters with `has_extra_rows`. Methods with a body in this class are
+    optional.
     """
 
     max_len: int = MAX_DRAFT_TOKENS
@@ -67,16 +68,16 @@ class TargetDrafter(Protocol):
         return
 
     def commit(self, slot: Slot, num_same: int) -> None:
-        """Update the slot's state after committed tokens were replaced. num_same: number of tokens, from the first on,
-        that stay as they were.
+        """Update the drafter's state of a slot after the slot's committed tokens were replaced. num_same: number of
+        committed tokens, from the first on, that are as they were.
         """
         return
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
-        """Update the slot's state after a step that committed these tokens.
+        """Update the drafter's state of a slot after a step that committed `token_ids`.
 
-        Returns whether the drafter's proposals for these tokens were right, if it is the drafter of a prediction: one
-        entry for each token for which it had a proposal, verified or not. Other drafters return nothing.
+        The drafter of a prediction returns whether its proposals for these tokens were right: one entry for each token
+        for which it had a proposal, verified or not. Other drafters return nothing.
         """
         return ()
 
