@@ -41,8 +41,8 @@ class BudgetUnit(NamedTuple, Generic[Item]):
 
 
 class RowBudget(Generic[Item]):
-    """Division of a worker's steps between callers. Each caller's part is its weight over the sum of weights. It gets
-    at least this part of the tokens a second that it would get with the worker to itself. `deal` chooses the rows of a
+    """Division of a worker's steps between callers. Each caller gets at least a part of the tokens a second that the
+    caller would get with the worker to itself: its weight over the sum of all weights. `deal` chooses the rows of a
     step, `note` records how long the step took.
     """
 
