@@ -12,15 +12,18 @@ from outrider.drafting.sequence_drafter import Counts, sorted_counts
 from outrider.drafting.suffixes import SuffixIndex
 
 MIN_N = 2
-"""Minimum length of a match (an earlier occurrence of the sequence's last tokens), in tokens."""
+"""Minimum length of a match, in tokens. A match is an earlier occurrence, in the sequence or the corpus, of the
+sequence's last tokens."""
 MAX_N = 8
 """Maximum length of a match, in tokens. Longer matches count as matches of this length."""
 CORPUS_TOKENS = 65536
-"""Number of tokens of ended outputs that are kept for later requests. They take about 1 MiB."""
+"""Maximum number of tokens that the corpus holds, of all ended outputs together. They take about 1 MiB."""
 
 
 class Lookup:
-    """Drafter that copies from the sequence itself and from a corpus of ended outputs."""
+    """Drafter that proposes the tokens that followed an earlier occurrence of the sequence's last tokens, in the
+    sequence itself or in a corpus of outputs that have ended.
+    """
 
     def __init__(self, min_n: int = MIN_N, max_n: int = MAX_N, corpus_tokens: int = CORPUS_TOKENS) -> None:
         """`min_n`: minimum length of a match, in tokens. `max_n`: length up to which a longer match is preferred.
@@ -34,8 +37,8 @@ class Lookup:
 
 
 class Corpus:
-    """The latest ended outputs, with a separate index for each corpus id, so that no user's text is proposed to
-    another.
+    """Outputs that have ended, kept for the drafter Lookup: the latest ones, up to a number of tokens. Each corpus id
+    has a separate index, so that no user's text is proposed to another.
 
     Outputs with an empty corpus id are not kept.
     """
@@ -130,8 +133,9 @@ class LookupFollower:
 
 
 class LookupWalk:
-    """Chain of draft tokens that are copied from one position onwards. If copying reaches the end of the sequence
-    itself, it goes on with the tokens that it copied. So it continues a text that repeats itself.
+    """Chain of draft tokens that are copied from one position, of the sequence itself or of the corpus, onwards. If
+    copying reaches the end of the sequence itself, it goes on with the tokens that were copied, and so continues a text
+    that repeats itself.
     """
 
     def __init__(self, source: SuffixIndex, position: int | None) -> None:

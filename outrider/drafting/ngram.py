@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_counts
 
 ORDERS = (4, 3, 2)
-"""Lengths of the counted n-grams, in tokens, the longest first. The longest length for which there is a count is used.
-"""
+"""Lengths of the counted n-grams, in tokens, the longest first. A draft token is proposed by the longest n-grams that
+were counted with the tokens before it."""
 HISTORY = 512
 """Number of last tokens of the sequence (prompt and output) in which n-grams are counted."""
 
@@ -31,7 +31,7 @@ class Ngram:
 
 class NgramFollower(TokenSequence):
     """State of the drafter Ngram for one sequence: counts of the n-grams in its last `history` tokens. Adding or
-    removing a token takes one update per n-gram length.
+    removing a token of the sequence changes at most two counts per n-gram length.
     """
 
     def __init__(self, token_ids: Sequence[int], orders: Sequence[int], history: int) -> None:
@@ -68,8 +68,8 @@ class NgramFollower(TokenSequence):
         return NgramWalk(self._followers, self._orders, last_ids)
 
     def has_next(self) -> bool:
-        """Return whether the last two tokens occurred before in the counted part (the last one, if the longest n-gram
-        has only two tokens). If only the last token occurred before, that predicts too little to be worth verifying.
+        """Return whether the sequence's last two tokens occur together earlier in the counted part. The last token
+        alone is enough only if the longest n-gram has two tokens.
         """
         min_context = min(2, self._orders[0] - 1)
         num_counted = len(self.ids) - self._start

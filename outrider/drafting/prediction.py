@@ -17,11 +17,13 @@ import numpy as np
 from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_counts
 
 MAX_N = 16
-"""Maximum number of output tokens that must match before tokens are proposed. After a jump to another position of the
-prediction at least two must match."""
+"""Maximum number of consecutive output tokens that must agree with the prediction before the next draft token is
+proposed. The number is 1 at an output's start; each wrong draft token doubles it, and each right one lowers it by one.
+MAX_N is also the maximum length of a match, in tokens."""
 MAX_OCCURRENCES = 256
-"""Maximum number of occurrences of the last two tokens that are compared for the longest match: this many after the
-last correct position, then this many from the start of the prediction."""
+"""Maximum number of places in the prediction that are compared for the longest match with the output's last tokens:
+this many from the last confirmed position on, and this many from the start of the prediction. At each place the
+output's last two tokens occur."""
 
 
 class Prediction:
@@ -42,7 +44,8 @@ class Prediction:
         """Search the prediction for the longest match with the last tokens of `tail`. Return (position after the match,
         its length), with a length from 2 to `MAX_N`. None = not even the last two tokens occur.
 
-        Of equally long matches, the first after position `near` is taken, or else the first of all.
+        Of equally long matches, the first that ends at position `near` of the prediction or later is returned. If there
+        is none, the first in the prediction is returned.
         """
         if len(tail) < 2:
             return None
@@ -116,8 +119,8 @@ class PredictionFollower(TokenSequence):
         return self._proposes(self._states[-1])
 
     def outcomes(self, num_tokens: int) -> list[bool]:
-        """Return, for each draft token that was proposed for one of the last `num_tokens` output tokens, whether it was
-        correct.
+        """Return whether draft tokens were right: one entry for each of the last `num_tokens` output tokens for which a
+        draft token was proposed, in the order of the output.
         """
         states = self._states[max(1, len(self._states) - num_tokens) :]
         return [state.was_correct for state in states if state.was_correct is not None]

@@ -32,8 +32,8 @@ class ChainWalk(Protocol):
 class Follower(Protocol):
     """State of a drafter for one sequence, whose end may grow and shrink.
 
-    Its draft tokens depend only on the sequence's present tokens, not on earlier changes of them. A drafter that learns
-    from other sequences may use those too.
+    The draft tokens depend only on the sequence's present tokens, not on earlier changes of the sequence. A drafter
+    that learns, such as Lookup, also proposes tokens of other sequences that have ended.
     """
 
     @property

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_OCCURRENCES = 32
-"""Maximum number of occurrences that are compared for the longest match; the latest ones are taken. It bounds the time
-on repetitive text."""
+"""Maximum number of earlier occurrences of a sequence's last `min_n` tokens that are compared for the longest match;
+the latest ones are taken. It bounds the time of a search in repetitive text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An earlier occurrence of a sequence's last tokens."""
+    """Occurrence of a sequence's last tokens in a SuffixIndex."""
 
     end: int
     """Position after the match. The token at this position is the continuation."""
@@ -21,7 +21,8 @@ class Match:
 
 
 class SuffixIndex:
-    """Index of a sequence of tokens: every `min_n` consecutive tokens lead to their latest occurrence.
+    """Index of a sequence of tokens. For every `min_n` consecutive tokens it finds their latest occurrence, and from
+    there the earlier ones.
 
     A None in the sequence separates two texts, and no match spans it. Positions are counted from the first token ever
     added, so that they stay valid when tokens at the front are dropped.
@@ -88,8 +89,9 @@ class SuffixIndex:
         self._first += count
 
     def longest(self, tail: Sequence[int | None]) -> Match | None:
-        """Search the sequence for the longest match with the end of `tail`, among the latest occurrences; of equally
-        long matches return the latest. A match must have a token after it. None = there is no match.
+        """Search the sequence for the longest match with the end of `tail`; of equally long matches return the latest.
+        Only the latest MAX_OCCURRENCES occurrences of the last `min_n` tokens of `tail` are compared. A match must have
+        a token after it in the sequence. None = there is no match.
 
         `tail`: last tokens of a sequence, at least `max_n` or all of them.
         """

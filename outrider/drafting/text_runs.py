@@ -13,7 +13,9 @@ from tokenizers import Encoding, Tokenizer
 
 
 class TokenBoundary(NamedTuple):
-    """A position in a text where both a token of the target and a token of the draft begin."""
+    """A position in a text at which a token of the target and a token of the draft both begin, or at which the text
+    ends.
+    """
 
     num_committed: int
     """Number of the target's (committed) tokens before this position."""
@@ -30,12 +32,14 @@ class TextRun:
         self.text = ""
         """Text of the whole characters appended so far."""
         self.ends: dict[int, int] = {}
-        """Where committed tokens end in `text`: ends[n] is the number of committed tokens in its first n characters.
-        Lengths at which no token ends have no entry."""
+        """Where committed tokens end in `text`: if one ends after n characters, ends[n] is the number that `add` got
+        with it. Lengths at which no token ends have no entry."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, raw: bytes, num_committed: int) -> None:
-        """Append the bytes of one token. `num_committed`: number of committed tokens up to and including this token."""
+        """Append the bytes of one token. `num_committed`: number of committed tokens up to and including this token,
+        counted from the first one that is retokenized, which may lie before this run.
+        """
         self.text += self._decoder.decode(raw)
         if self.is_whole:
             self.ends[len(self.text)] = num_committed
@@ -67,8 +71,8 @@ def piece_tokenizer(tokenizer_json: bytes) -> Tokenizer:
 
 
 def start_ids_of(tokenizer_json: bytes) -> tuple[int, ...]:
-    """Return the ids of the special tokens that a tokenizer puts before a text. `tokenizer_json`: content of
-    the file.
+    """Return the ids of the special tokens that a tokenizer puts before a text. `tokenizer_json`: content of its
+    tokenizer.json.
     """
     encoding = Tokenizer.from_buffer(tokenizer_json).encode("a")
     if 0 not in encoding.special_tokens_mask:

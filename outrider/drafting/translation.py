@@ -50,12 +50,12 @@ Logits = NDArray[np.float32]
 
 
 class Retokenization(Protocol):
-    """The committed tokens of one slot, retokenized as tokens of the draft."""
+    """Text of one slot's committed tokens in token ids of the draft, whose vocabulary differs from the target's."""
 
     ids: list[int]
     """Token ids of the draft's vocabulary that are fed to the draft; never empty."""
     is_whole: bool
-    """Whether the committed text ends with a whole character. If not, no draft token can be proposed."""
+    """Whether the text of the committed tokens ends with a whole character. If not, no draft token can be proposed."""
 
     def commit(self, committed: Sequence[int], num_same: int) -> int:
         """Retokenize the committed tokens and update `ids`. Return the number of leading `ids` that are unchanged.
@@ -69,7 +69,7 @@ class Retokenization(Protocol):
 
 
 class Translation(Protocol):
-    """Map between a draft's vocabulary and a target's vocabulary."""
+    """Map between a draft's and a target's vocabulary, for token ids, logits and texts."""
 
     def logits(self, row: Logits) -> Logits:
         """Map one row of the draft's logits [draft's V] to logits over the target's ids [target's V]. Target ids
@@ -84,12 +84,12 @@ class Translation(Protocol):
         """Return the draft's id for a target's id. Only for ids to which `logits` gives a finite logit."""
 
     def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Retokenize for the target what the draft has written after the committed tokens. Return (ids of the target,
-        whether the draft's text has ended).
+        """Retokenize for the target the text that the draft has generated after the committed tokens. Return (ids of
+        the target, whether the draft's text has ended).
 
-        `committed`: committed tokens, as ids of the target. `own_ids`: tokens that the draft has written after them, as
-        ids of the draft. While the draft's text has not ended, the last id of the result is left out, since further
-        text may change it.
+        `committed`: committed tokens, as ids of the target. `own_ids`: tokens that the draft has generated after them,
+        as ids of the draft. While the draft's text has not ended, the last id of the result is left out if the
+        tokenizers differ, since further text may change it.
         """
 
     def retokenization(self) -> Retokenization:
@@ -99,7 +99,8 @@ class Translation(Protocol):
 def create_translation(
     target_json: bytes, draft_json: bytes, target_size: int, draft_size: int, end_ids: Sequence[int]
 ) -> Translation | None:
-    """Return the map between a draft's and a target's vocabulary; None = they are the same.
+    """Return the map between a draft's and a target's vocabulary; None if both vocabularies are the same and no map is
+    needed.
 
     `target_json`, `draft_json`: contents of the files tokenizer.json. `target_size`, `draft_size`: numbers of logits
     per row. `end_ids`: end-of-text ids of the draft. Raises `ConfigError` if the draft cannot draft for this target.
@@ -124,7 +125,7 @@ def create_translation(
 
 
 class PaddedTranslation:
-    """Translation between vocabularies whose ids mean the same, while one model has more logits than the other. The
+    """Translation for a draft and a target of one tokenizer, one of which has more logits per row than the other. The
     additional logits are padding and stand for no token.
     """
 
@@ -167,7 +168,10 @@ class _SameIds:
 
 
 class Intersection:
-    """Translation between vocabularies whose ids have different meanings. It maps the tokens that are in both."""
+    """Translation for a draft and a target of different tokenizers. It maps the ids of a token that both vocabularies
+    have, i.e. with the same text, to one another. A target token that the draft does not have gets the logit -inf;
+    logits of draft tokens that the target does not have are left out.
+    """
 
     def __init__(
         self,
@@ -210,12 +214,12 @@ class Intersection:
         """Further ids of the draft with the same text as a shared token: rows of target ids and of draft ids [2, M]."""
         self.num_shared = len(shared)
         self.num_texts = min(target.num_texts, draft.num_texts)
-        """Number of tokens that stand for text, in the smaller of the two vocabularies."""
+        """Number of tokens of the smaller vocabulary that stand for text; special tokens are not counted."""
         self.by_strings = self.num_shared < SMALL_OVERLAP * target.num_texts
 
     @property
     def shared_fraction(self) -> float:
-        """Fraction of the smaller vocabulary's tokens that are in both vocabularies."""
+        """Fraction of the smaller vocabulary's text tokens that the other vocabulary has, too."""
         return self.num_shared / max(1, self.num_texts)
 
     def logits(self, row: Logits) -> Logits:
@@ -357,7 +361,7 @@ def _first_common(
 
 
 def num_alike(previous: Sequence[int], ids: Sequence[int]) -> int:
-    """Return the length of the common prefix of `previous` and `ids`, in tokens."""
+    """Return the length of the common prefix of `previous` and `ids`, two lists of token ids."""
     num_same = 0
     while num_same < min(len(previous), len(ids)) and previous[num_same] == ids[num_same]:
         num_same += 1

@@ -34,7 +34,8 @@ GPU_DEVICE = Path("/dev/nvidiactl")
 
 
 def findings(task: Task, tell_files: Callable[[pb.TokenizerFiles], None] | None = None) -> Iterator[tuple[str, Find]]:
-    """Run all checks of a task. Yield the name of each check and its result: its state, what was found, and the remedy.
+    """Run all checks of a task: of the machine, the target's files, each draft's files, and the memory. Yield the name
+    of each check and its result: its state, what was found, and the remedy.
 
     tell_files: function that is called with the target's tokenizer and chat-template files, if they can be read.
     """
@@ -122,7 +123,9 @@ def check_gpu() -> Find:
 
 
 def check_native() -> Find:
-    """Check whether the C++ library is compiled already, or can be compiled when the first worker starts."""
+    """Check whether Outrider's C++ library, which speeds up CPU models and sampling, is compiled already, or can be
+    compiled when the first worker starts.
+    """
     try:
         path, compiler = library_path()
         if not path.exists():

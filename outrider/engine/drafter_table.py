@@ -104,7 +104,7 @@ def special_ids(tokenizer_json: bytes) -> frozenset[int]:
 
 
 def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
-    """Return the token ids of a text file in UTF-8. path: the setting drafter_text.
+    """Return the token ids of a text file in UTF-8. path: path of the file, the value of the setting drafter_text.
 
     Raises ConfigError if the file cannot be read or has no token, or if one of its token ids is outside the vocabulary.
     """

@@ -26,13 +26,14 @@ DIGEST_BYTES = 32
 
 
 class PrefixCache:
-    """Index of published blocks by digest, from which tables adopt blocks. A published block is full of committed
-    tokens. It is not written to until it is withdrawn.
+    """Index of blocks by a digest of their tokens and of all tokens before them. If a prompt begins with the same
+    tokens, its block table adopts these blocks, i.e. uses them too. A block in the index is called published. It is
+    full of committed tokens, and is not written to until it is withdrawn from the index.
     """
 
     def __init__(self, pool: KVPool) -> None:
         self.enabled = True
-        """Whether blocks are published, and so can be found; False = prefix caching is off. Set it before the first
+        """Whether `publish` adds blocks to the index; False = prefix caching is off. Set it before the first
         `publish`."""
         self._pool = pool
         self._block_of: dict[bytes, int] = {}
@@ -133,7 +134,8 @@ class OutOfBlocks(OutriderError):
 
 
 class KVPool:
-    """Blocks of one KV cache, numbered from 1, with the number of tables that hold each. Owned by the engine thread.
+    """Blocks of one KV cache, numbered from 1, with the number of block tables that hold each. Owned by the engine
+    thread.
 
     `block_size`: number of tokens in a block. Raises ValueError for a pool without a block or a block without a token.
     """
@@ -249,8 +251,8 @@ class BlockTable:
         self._pool = pool
         self.blocks: list[int] = []
         self.num_tokens = 0
-        """Number of stored tokens. It includes tokens whose blocks are reserved and which the next forward will
-        write."""
+        """Number of the sequence's tokens that have a place in the blocks. It includes tokens whose keys and values the
+        next forward will write."""
         self.digests: list[bytes] = []
         """Digest of the salt, followed by the digests of the table's published blocks in order. `PrefixCache.publish`
         extends the list."""

@@ -47,7 +47,7 @@ class SpareMemory:
     num_bytes: int = 0
     """Size of this memory in bytes."""
     tap_bytes: int = 0
-    """Bytes of this memory that each tapped hidden state takes while steps run."""
+    """Bytes of this memory that the hidden states of one tap take while a step runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class MemoryBudget:
     graphs_bytes: int = 0
     """Bytes of the captured CUDA graphs: as many as the activations of the widest captured step."""
     tap_bytes: int = 0
-    """Bytes that each tapped hidden state takes while steps run."""
+    """Bytes that the hidden states of one tap take while a step runs."""
 
     def spare(self, cache_bytes: int) -> SpareMemory:
         """Return the memory that is left for heads beside a KV cache of `cache_bytes`."""
@@ -160,9 +160,10 @@ def logits_bytes(num_logits: int) -> int:
 def decision_bytes(num_logits: int) -> int:
     """Return the bytes that a device holds at once to compute a step's verdicts from its logits, including the logits.
 
-    num_logits: number of rows times vocabulary size. Measured: the `rejection` rule with penalties holds 9.1 arrays of
-    float32 (one of float64 counts twice), the most of all. A tree with penalties holds 4.4 of them (3 under `coupled`),
-    and makes its noise for at most MAX_NUMBERS numbers at a time, in twelve arrays of 8 bytes.
+    num_logits: number of rows times vocabulary size. Measured in arrays of num_logits float32 numbers (an array of
+    float64 counts twice): the `rejection` rule with penalties holds 9.1, the most of all rules; a tree with penalties
+    holds 4.4, or 3 under `coupled`. A tree also makes its random numbers, in twelve arrays of 8 bytes per number, for
+    at most MAX_NUMBERS numbers at a time.
     """
     rejection = 10 * 4 * num_logits
     tree = 5 * 4 * num_logits + 12 * 8 * min(num_logits, MAX_NUMBERS)

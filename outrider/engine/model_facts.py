@@ -27,15 +27,15 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     """Token ids that end an output."""
     num_parameters: int
-    """Number of weights; tied weights count once."""
+    """Number of parameters of the model or head; tied weights count once."""
     quantization: str = "none"
     """How the weights are quantised: the name of a method; "none" = they are not."""
     num_ranks: int = 1
     """Number of processes over which the weights are split."""
     num_layers: int = 0
-    """Number of decoder layers; 0 for heads, whose hidden states cannot be tapped."""
+    """Number of decoder layers of the model; 0 for a head, since nothing taps the hidden states of a head."""
     hidden_size: int = 0
-    """Width of the hidden states; 0 for heads."""
+    """Width of the model's hidden states, which heads may read; 0 for a head."""
     layer_types: tuple[str, ...] = ()
     """Type of each decoder layer, such as "full_attention" or "sliding_attention" (transformers' words). Empty for
     heads, all of whose layers keep keys and values of every token."""

@@ -39,12 +39,14 @@ class ModelRunner:
         """Reason why hidden states may not be tapped; None if they may. `attention_choice` sets it after the
         self-test."""
         self.self_test_error = math.inf
-        """Largest error of a logit in the self-test, as a fraction of the largest logit. `attention_choice` sets it."""
+        """Largest error of a logit in the self-test of the attention path, as a fraction of the largest logit.
+        `attention_choice` sets it."""
         self.num_weight_bytes = 0
         """Size in bytes of the weights in the form in which the attention path keeps them. `loader.load_runner` sets
         it."""
         self.spare = SpareMemory()
-        """Memory that is left for heads; 0 bytes until `cache_size.size_cache` has computed it."""
+        """Device memory that is left for heads beside the model and its KV cache; 0 bytes until `cache_size.size_cache`
+        has computed it."""
         self.set_pool(pool)
 
     def set_pool(self, pool: KVPool) -> None:
@@ -70,7 +72,7 @@ class ModelRunner:
 
     @property
     def supports_trees(self) -> bool:
-        """Whether rows may be token trees."""
+        """Whether the new tokens of a row may form a token tree, in which several tokens follow the same one."""
         return self.tree_refusal is None
 
     @property

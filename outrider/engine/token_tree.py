@@ -26,8 +26,8 @@ def check_parents(parents: Sequence[int]) -> None:
 
 
 def check_path(parents: Sequence[int], path: Sequence[int]) -> None:
-    """Assert that each node of `path` is a child of the previous one, and that the first is a child of the token before
-    the tree.
+    """Assert that `path` leads through the tree: its first node follows the token before the tree, and each further
+    node is a child of the node before it.
     """
     previous = -1
     for node in path:
@@ -36,7 +36,9 @@ def check_path(parents: Sequence[int], path: Sequence[int]) -> None:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return the number of ancestors of each node of the tree."""
+    """Return the number of ancestors of each node within the tree: 0 for a node whose parent is -1, 1 for a child of
+    such a node.
+    """
     # parents [-1, 0, 0, 1]: [0, 1, 1, 2]
     found: list[int] = []
     for parent in parents:

@@ -31,19 +31,19 @@ class BeamDrafts:
 
     @property
     def max_depth(self) -> int:
-        """Maximum number of levels of draft tokens in a step. A step decides the levels that it accepts, and one
-        more.
+        """Maximum number of levels of draft tokens that a step may feed. A step decides the levels that it accepts, and
+        one more.
         """
         return max(0, min(self._max_depth, self._max_len - self._tree.length - 1))
 
     @property
     def depth(self) -> int:
-        """Number of levels of draft tokens that have arrived and that a step may use."""
+        """Number of complete levels of draft tokens below the live beams that have arrived and that a step may use."""
         return len(self._levels())
 
     def insert(self, delivery: Delivery) -> InsertedNodes:
-        """Insert a delivery below the beams that were live when beams had `root_len` tokens. Return how many of its
-        tokens were late or dropped.
+        """Insert a delivery below the beams that were live when each beam had `root_len` tokens. Return how many of the
+        delivery's tokens were late or dropped.
         """
         tree = self._tree
         if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:
@@ -114,7 +114,9 @@ class BeamDrafts:
         return nodes, depth
 
     def pending_prob(self, acceptance: SlotAcceptance) -> float | None:
-        """Return the probability that the next level to arrive will be accepted; None if no more may arrive."""
+        """Return the probability that the target accepts the next level that arrives, together with all levels before
+        it; None if no further level can arrive.
+        """
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
             return None

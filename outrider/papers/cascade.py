@@ -27,7 +27,7 @@ from outrider.engine.worker.open_slots import BareSlot
 def open_cascade(
     table: SequenceDrafter, acceptance: dict[tuple[bool, bool], RankAcceptance], job: OpenJob, slot: BareSlot
 ) -> Cascade | None:
-    """Return the look-ahead rows that a table predicts for a new slot. Return None for a beam search, in which nothing
+    """Create the look-ahead rows of a new slot, which `table` predicts. Return None for a beam search, in which nothing
     is sampled.
 
     `acceptance`: probabilities that predictions are right, by (is greedy, is deterministic) of the request; shared by

@@ -32,7 +32,7 @@ class Unigram:
 
 class Bigram(Unigram):
     """Drafter that proposes tokens by how often they follow the previous token in a text. After a token that is not in
-    the text, it counts single tokens.
+    the text, it proposes tokens by how often they occur in the text at all.
     """
 
     def __init__(self, text_ids: Sequence[int]) -> None:
@@ -46,8 +46,8 @@ class Bigram(Unigram):
 
 
 class LastTokenFollower(TokenSequence):
-    """State of a Unigram or Bigram drafter for one sequence. It returns the table's counts after the sequence's last
-    token. Its walk is another such object, which begins with that token alone.
+    """State of a Unigram or Bigram drafter for one sequence. It proposes by the table's counts after the sequence's
+    last token. Its walk is another LastTokenFollower, whose sequence is that token alone.
     """
 
     def __init__(self, table: Unigram, token_ids: Sequence[int]) -> None:

@@ -33,7 +33,7 @@ Above the maximum, the first token that has gone longest without a new n-gram is
 class Window:
     """Lookahead window and n-gram pool of one slot.
 
-    Neither stores a position, so both stay useful if other tokens are committed than were expected.
+    Neither stores positions in the sequence, so both stay useful if the target commits other tokens than the window's.
     """
 
     def __init__(self, shape: LookaheadShape, token_ids: Sequence[int]) -> None:
@@ -42,13 +42,14 @@ class Window:
         """
         self._shape = shape
         self.ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens + 1)
-        """Tokens of the window, level by level, W per level. The first is replaced by the last committed token when the
-        window is fed."""
+        """Tokens of the window, level by level, with W of them (the width of the window) per level. The first is
+        replaced by the last committed token when the window is fed."""
         self._pool = dict[int, list[list[int]]]()
         """Rests of the n-grams by their first token, the latest first."""
 
     def learn(self, new_ids: Sequence[int]) -> None:
-        """Add the n-grams that a step completed to the pool, and move the window on by one token.
+        """Add the n-grams that a step completed to the pool, and move the window on by one token. Column i of the
+        window holds token i of every level.
 
         `new_ids`: the target's likeliest token after each column, in order.
 

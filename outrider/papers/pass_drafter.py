@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class PassDrafter(TargetDrafter):
-    """Drafter in the target that proposes a chain by look-ahead embeddings (PaSS). Each step feeds their ids after the
-    tokens that it might accept. The logits after them are proposals for the next step: for the tokens after the one
-    that the target draws itself.
+    """Drafter in the target that proposes a chain by look-ahead embeddings (PaSS). Each step feeds the ids of these
+    embeddings after every token that it might accept. The logits after the ids propose draft tokens for the next step,
+    which follow the token that the target draws itself.
     """
 
     has_extra_rows = True

@@ -147,7 +147,7 @@ def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Random numbers for the decision on one slot in one step."""
+    """Random numbers for the decision on one slot's draft tokens in one step."""
 
     accept: NDArray[np.float64]
     """Uniform numbers in (0, 1) by which draft tokens are accepted, [K]. They are independent of one another, of the

@@ -14,7 +14,9 @@ from outrider.wire.requests.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ColumnEdits:
-    """Edits of N columns of the logits: a logit x becomes x * factor + offset if x < 0, else x / factor + offset."""
+    """Changes of the logits of N token ids at one position, by penalties and biases: a logit x becomes x * factor +
+    offset if x < 0, else x / factor + offset.
+    """
 
     ids: NDArray[np.int64]
     """Token id of each edited column, [N]."""
@@ -25,8 +27,8 @@ class ColumnEdits:
 
 
 class Columns:
-    """Columns of the logits that a slot's penalties and biases change. Their factors and offsets follow from how often
-    each id is in the output so far.
+    """Token ids (columns of the logits) whose logits a slot's penalties and biases change, with a factor and an offset
+    for each. These follow from how often the id is in the output so far.
 
     With a repetition penalty the ids of the prompt are among them.
     """
@@ -43,14 +45,16 @@ class Columns:
         self._edits = ColumnEdits(*self._columns_of(ids, self._num_output))
 
     def add_output(self, new_ids: Sequence[int]) -> None:
-        """Count new output tokens."""
+        """Count new output tokens, whose ids join the list."""
         self._num_output.update(new_ids)
         self._edits = self._with(list(dict.fromkeys(new_ids)), self._num_output)
         for token_id in self._edits.ids[len(self._place) :].tolist():
             self._place[token_id] = len(self._place)
 
     def forget_output(self) -> None:
-        """Set all counts to 0. Columns of ids that only the output contained stay, without effect."""
+        """Set the number of occurrences in the output to 0 for all ids. Ids that only the output contained stay in the
+        list, with edits that change nothing.
+        """
         self._num_output.clear()
         self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))
 

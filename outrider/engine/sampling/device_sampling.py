@@ -80,8 +80,8 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DraftDistributions(NamedTuple):
-    """R distributions from which a draft worker draws, and which it sends to the target. They have the whole
-    vocabulary, or the N entries that `cut` kept.
+    """R distributions from which a draft worker draws, and which it sends to the target. Each has an entry for every id
+    of the vocabulary, or the N entries that `cut` left.
     """
 
     scores: Tensor

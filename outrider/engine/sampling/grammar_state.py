@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Mask = NDArray[np.bool_]
-"""For each id, whether it is allowed, [V]."""
+"""For each id of the vocabulary, whether a grammar allows it at one position, [V]."""
 MaskBits = NDArray[np.uint8]
 """A `Mask` with one bit per id, the lowest id of a byte in its lowest bit, [ceil(V / 32) * 4]."""
 
@@ -42,7 +42,8 @@ MAX_FOLLOWED_TOKENS = 4096
 number of lexer states below its limit: a costly expression adds 1 to 45 states per token. Compiling takes 1 to 5 ms."""
 
 NO_TEXT = "\uffff"
-"""Prefix given to the names of special tokens, so that no text contains them: U+FFFF is not a Unicode character."""
+"""Prefix that the names of special tokens get, so that no text of an output equals such a name: U+FFFF is not a Unicode
+character."""
 
 
 class Grammars:
@@ -200,16 +201,16 @@ class Grammar:
         return self._start.deep_copy()
 
     def note_followed(self, num_tokens: int) -> None:
-        """Count output tokens that followed the grammar. After MAX_FOLLOWED_TOKENS of them its lexer may be nearly
-        full, and the grammar is dropped with `retire`.
+        """Add to the number of output tokens that slots produced under this compiled grammar. From MAX_FOLLOWED_TOKENS
+        of them on the grammar's lexer may be nearly full, and the grammar is dropped with `retire`.
         """
         self._num_followed += num_tokens
         if self._num_followed >= MAX_FOLLOWED_TOKENS:
             self.retire()
 
     def retire(self) -> None:
-        """Drop this compiled grammar from the kept ones, so that later slots compile its text anew. Slots that follow
-        it now keep it.
+        """Drop this compiled grammar from the kept ones, so that later slots compile its text anew. Slots that already
+        follow this compiled grammar go on with it.
         """
         self.grammars.forget(self)
 
@@ -230,8 +231,9 @@ class _Place:
 class GrammarState:
     """Grammar of one slot, followed through its output and through draft tokens after the output.
 
-    An error of the matcher, such as a limit that is reached, ends this for the rest of the output. The compiled grammar
-    is then dropped, so that later slots compile it anew.
+    After an error of the matcher, for example because a limit is reached, the grammar cannot be followed beyond the
+    token at which it happened, and `failure` returns the reason. The compiled grammar is then dropped, so that later
+    slots compile its text anew.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -242,7 +244,7 @@ class GrammarState:
         self._forced: list[int] | None = None
 
     def set_output(self, ids: Sequence[int]) -> None:
-        """Set the committed output to `ids`. It is fast if these extend the previous output."""
+        """Set the committed output to `ids`. The call is fast if `ids` begin with the previous output."""
         known = len(self._output)
         if known == len(ids) and self._output == ids:
             return
@@ -280,8 +282,8 @@ class GrammarState:
         return self._masked(draft_prefix).failure
 
     def forced(self) -> list[int]:
-        """Return the ids that the grammar forces after the output. They are proposed as draft tokens. Which ids may
-        follow is decided by `allowed` alone.
+        """Return the ids of the text that the grammar forces after the output; empty if it leaves a choice. They are
+        only proposed as draft tokens: `allowed` decides which ids may follow.
         """
         if self._forced is None:
             self._forced = []

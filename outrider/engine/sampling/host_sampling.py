@@ -82,8 +82,9 @@ class HostLogits:
         return best
 
     def ranked(self, index: int, row: LogitRow, num: int) -> tuple[list[int], list[float]]:
-        """Return the `num` best ids of row `index` and their probabilities at temperature 1. The best id comes first,
-        and the lowest first among equals. There are fewer ids if the others are banned. Raises NonFiniteLogits.
+        """Return the `num` ids with the largest processed logits of row `index`, and their probabilities at temperature
+        1. The best id comes first; of equal ones, the lowest id. There are fewer than `num` if all other ids are
+        banned. Raises NonFiniteLogits.
         """
         processed = self._processed(index, row)
         ids = exactly_best(processed, min(num, processed.size))

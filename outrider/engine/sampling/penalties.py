@@ -96,7 +96,7 @@ class SamplingState:
         return self._num_output
 
     def set_output(self, ids: Sequence[int]) -> None:
-        """Set the committed output to `ids`. It is fast if these extend the previous output."""
+        """Set the committed output to `ids`. The call is fast if `ids` begin with the previous output."""
         self._num_output = len(ids)
         if self._grammar is not None:
             self._grammar.set_output(ids)

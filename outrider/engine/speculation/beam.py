@@ -42,12 +42,13 @@ class BeamLevel:
     active: tuple[Entry, ...]
     """Continuations that stay live; empty once outputs have max_tokens tokens."""
     ended: tuple[Entry, ...]
-    """Continuations that end; they are hypotheses."""
+    """Continuations that end because their last token is a stop id or because max_tokens is reached; each is a
+    hypothesis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Output that a beam search has found."""
+    """Complete output that a beam search has found."""
 
     ids: tuple[int, ...]
     """Token ids after the prompt, including a stop id."""
@@ -153,7 +154,8 @@ class BeamSearch:
 
 
 def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, int]:
-    """Return the number of beams that a draft worker grows under the live beams, and the number of levels.
+    """Return the width and the depth of the tree that a draft worker grows below the live beams of a search: the number
+    of beams of its own per level, for all live beams together, and the number of levels.
 
     There are K levels, or fewer if max_draft_tokens leaves room for fewer. The result is (0, 0) if it does not leave
     room for one draft token per live beam.

@@ -87,7 +87,9 @@ class BeamTree(CachedTree):
         return child
 
     def inner(self) -> list[int]:
-        """Return the nodes between the root and the last tokens of the live beams, both excluded, parents first."""
+        """Return the nodes between ROOT and the last tokens of the live beams, without ROOT and these tokens, parents
+        first.
+        """
         found = set[int]()
         for leaf in self.active:
             node = ROOT

@@ -23,14 +23,14 @@ Source = TypeVar("Source")
 
 @dataclass(frozen=True, slots=True)
 class CandidateTree:
-    """What one drafter proposes for a slot's step: a tree of N draft tokens."""
+    """Tree of the N draft tokens that one drafter proposes for one slot's step."""
 
     tree: DraftTree
     """Tree of the draft tokens, best first, with acceptance probabilities."""
     distributions: Sequence[Distribution | None]
     """For each node, the distribution that it was sampled from, [N]; None for a deterministic node."""
     prob: float
-    """Probability that the drafter's first draft token after an accepted node is accepted."""
+    """Probability that, after an accepted node, the drafter's draft token of rank 0 is accepted."""
     max_len: int = 0
     """Maximum number of tokens that a sampled chain could have had; the chain itself may be shorter. 0 if only tokens
     that exist count for the budget, as in a tree of a requested shape."""
@@ -97,8 +97,9 @@ def join(candidates: Sequence[CandidateTree], budget_items: Sequence[BudgetItem]
 def outcomes(
     tree: DraftTree, ranks: Mapping[Source, Mapping[int, int]], path: Sequence[int], *, is_determined: bool
 ) -> Iterator[tuple[Source, int | None]]:
-    """Yield (drafter, rank) for each node that was accepted, ROOT included, and each drafter whose children of that
-    node were tested. rank: rank of the drafter's child that was accepted; None if none of its children was.
+    """Compare each drafter's proposals with what the target accepted. At ROOT and at each accepted node, yield
+    (drafter, rank) for each drafter whose children of that node were tested. rank: rank of the drafter's child that was
+    accepted; None if none of its children was.
 
     ranks: for each drafter, in the order of the tests, its nodes of the tree with their ranks. path: the accepted
     nodes. is_determined: whether draft tokens are accepted by matching the target's choice. If an earlier drafter

@@ -46,7 +46,8 @@ class DraftTree:
         self.probs: list[float] = []
         """Probability that each node and all its ancestors are accepted, [N]."""
         self.depths: list[int] = []
-        """Depth of each node: number of draft tokens on the path to it, itself included, [N]."""
+        """Depth of each node, [N]: number of draft tokens on the path from ROOT to the node, itself included. It is 1
+        for a child of ROOT."""
         self._children: dict[int, list[int]] = {}
 
     @classmethod
@@ -178,7 +179,7 @@ class CachedTree(DraftTree):
     def __init__(self) -> None:
         super().__init__()
         self.is_root_fed = False
-        """Whether the last committed token lies in the cache."""
+        """Whether the cache holds the last committed token, which ROOT stands for."""
         self.fed: list[int] = []
         """Nodes in the cache, in the order in which they were fed. If nodes have been committed or dropped since, ROOT
         stands for each committed one and GONE for each dropped one, until `keep` is called."""

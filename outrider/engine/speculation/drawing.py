@@ -45,8 +45,8 @@ that follows. It is called along one chain: each call has one more token in the 
 
 
 def grow(distributions: Sequence[NodeDistribution]) -> dict[Growth, str]:
-    """Add children (draft tokens) to nodes, from the distributions after them. Return the trees whose logits are NaN or
-    infinite, with the error of each.
+    """For each of several nodes, add children (draft tokens) to it from the distribution of the token after it. Return
+    the trees for which the model's logits were NaN or infinite, with the error message of each.
     """
     failed = dict[Growth, str]()
     trees = set[Growth]()
@@ -85,9 +85,14 @@ def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
 
 
 def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
-    """Add children (draft tokens) to one node of `tree`, from the distribution after it. Raises NonFiniteLogits.
+    """Add children (draft tokens) to one node of `tree`, from the distribution of the token after it.
 
-    numbers: uniform numbers, one for each child that is drawn.
+    Under greedy and `coupled` acceptance, the children are the likeliest ids to be accepted; the tree's plan limits how
+    many. Under `rejection` one child is drawn, without replacement, for each of `numbers`; then come recovery nodes, if
+    the plan has any. If a table knows only one token, it becomes a deterministic child instead. There are no children
+    if the drafter knows nothing that follows, or if the grammar cannot be followed further. Raises NonFiniteLogits.
+
+    numbers: uniform numbers with which children are drawn, one for each; empty if none is drawn.
     """
     node = distribution.node
     params = distribution.state.params

@@ -20,8 +20,8 @@ from outrider.engine.worker.slots import Slot
 
 
 class TableDrafter(TargetDrafter):
-    """Drafter in the target that proposes a chain from a table: counts of the tokens that followed the slot's last
-    tokens elsewhere, or the request's prediction.
+    """Drafter in the target that proposes a chain from a drafter without a model: n-grams, lookup, unigrams, bigrams,
+    or the request's prediction.
     """
 
     def __init__(self, table: SequenceDrafter | None, vocab_size: int) -> None:

@@ -54,8 +54,9 @@ class GrowingTree(Growth):
         super().__init__()  # without nodes; the tokens that are drawn after ROOT stay in its segment
         self.segments = remap(self.segments, {ROOT: ROOT})
         self.ranked: dict[int, list[int]] = {}
-        """For each node and ROOT: further ids that may follow it, best first, which are not nodes yet. They become
-        nodes as the root comes nearer, since likelier nodes have more children."""
+        """Maps a node or ROOT to further ids that may follow it, best first, which are not nodes yet. When tokens are
+        committed, the nodes below them become likelier, and a likelier node may have more children: the first of these
+        ids then become its children."""
         self._reset_candidates()
 
     def _reset_candidates(self) -> None:
@@ -211,8 +212,9 @@ class GrowingTree(Growth):
         del ranked[:num_missing]
 
     def finish_step(self) -> None:
-        """Note once that the tree is complete, if the request fixes its shape and no more nodes have to grow. Otherwise
-        the target would wait for nodes that cannot come: the tree may have fewer than the request fixes.
+        """If the request fixes the tree's shape and none of its nodes has to be fed any more, add ROOT to `ended`,
+        once. This tells the target that no more draft tokens come. The target cannot tell by counting, since the tree
+        may have fewer nodes than the request fixes.
         """
         if self.plan.places and not self._named and not self.is_end_known:
             self.is_end_known = True

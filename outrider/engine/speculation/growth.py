@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from outrider.engine.speculation.node_drafter import NodeDistribution, NodeDrafter
 
 NumberKey = tuple[SamplingParams, int, int, int]
-"""Key of a uniform number: (request's parameters, start, position, candidate). start: committed length at which the run
-of draft tokens begins that is drawn with these numbers. candidate: number of the draft token among several for the
-position."""
+"""Key of the uniform number with which one draft token is sampled: (request's parameters, start, position, candidate).
+start: committed length at which the token's segment begins. position: the token's index in the sequence of prompt and
+output. candidate: number of the draft token among those that are drawn for this position."""
 CheckCommit = Callable[[BareSlot, int, Sequence[int]], JobError | None]
 """Function (slot, base_len, ids) that returns the error if the slot's tokens cannot become committed[:base_len] + ids;
 None if they can."""
@@ -46,7 +46,7 @@ class GrowthSetup:
     topk: int | None
     """Number of likeliest ids to which distributions are cut before a draw; None to keep them whole."""
     max_fed: int
-    """Maximum number of nodes in the cache, not counting those that the request fixes."""
+    """Maximum number of the slot's nodes in the cache, not counting those that the request fixes."""
     eos_token_ids: Sequence[int]
 
 
@@ -69,11 +69,11 @@ class Growth(CachedTree, ABC):
         """If the drafter is a head: the hidden states [width] that it returned after each node and ROOT in the cache.
         They are its input for the next token."""
         self.unsent: list[int] = []
-        """New nodes that have not been sent to the target, parents before their children. The sender empties the
-        list."""
+        """New nodes that have not been sent to the target, parents before their children. The code that sends
+        deliveries empties the list."""
         self.ended: list[int] = []
-        """Nodes, or ROOT, after which no more draft tokens will come, and of which the target has not been told yet.
-        The sender empties the list."""
+        """Nodes, or ROOT, after which no more draft tokens grow, and of which the target has not been told yet. The
+        code that sends deliveries empties the list."""
         self.is_end_known = False
         """Whether the end of growth was noted in `ended`, so that the target stops waiting for draft tokens."""
 
@@ -97,7 +97,9 @@ class Growth(CachedTree, ABC):
 
     @classmethod
     def acceptance_key(cls, params: SamplingParams) -> object:
-        """Return a key of these parameters. Slots with equal keys share acceptance probabilities."""
+        """Return a key made from the sampling parameters on which acceptance probabilities depend. Slots with equal
+        keys share these probabilities.
+        """
         return params.greedy, params.is_deterministic
 
     @property
@@ -122,7 +124,7 @@ class Growth(CachedTree, ABC):
     @property
     @abstractmethod
     def is_awaited(self) -> bool:
-        """Whether the target waits for draft tokens that have not grown yet."""
+        """Whether the request fixes draft tokens that have not grown yet, so that the target waits for them."""
 
     @property
     def has_drafts(self) -> bool:
@@ -146,7 +148,9 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def finish_step(self) -> None:
-        """Do what is due once all nodes of a step have been extended."""
+        """End a step, after all of its nodes were extended. A tree of a fixed shape is marked as complete here, and a
+        beam search gets its next levels.
+        """
 
     @abstractmethod
     def check(self, base_len: int, decided: Sequence[Any], check_commit: CheckCommit) -> JobError | None:
@@ -182,7 +186,7 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def restart(self) -> None:
-        """Drop all nodes, because the cache no longer holds them."""
+        """Drop all draft tokens of the tree, because the cache no longer holds them."""
 
 
 class RowAhead(NamedTuple):
@@ -208,8 +212,8 @@ class RowsAhead(Protocol):
         """Discard the look-ahead rows of the previous step."""
 
     def candidates(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
-        """Predict the tokens after a node that may be fed in this step. Yield (probability that the row will be of use,
-        look-ahead row) for each, as long as the tree would feed nodes there.
+        """Predict the tokens after a node that may be fed in this step. Yield (probability that the token becomes a
+        node and is accepted, look-ahead row) for each, as long as the tree would feed nodes there.
         """
 
     def mark(self, node: int) -> None:
@@ -224,8 +228,8 @@ class RowsAhead(Protocol):
         """Store the distributions after the rows that `behind` returned."""
 
     def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
-        """Return the distribution after a new child of a node, if the child had been fed as a look-ahead row; else
-        None. distribution: the distribution after the node itself.
+        """If one of a node's new children was already fed as a look-ahead row, return the distribution after this
+        child, which then counts as fed; else None. distribution: the distribution after the node itself.
         """
 
     def end_step(self) -> tuple[int, Sequence[int]]:

@@ -76,8 +76,8 @@ class NodeDrafter(Protocol[SlotT]):
         return True
 
     def next_wake(self) -> float | None:
-        """Return the monotonic time, in seconds, at which to call `propose` even if nothing happens until then; None =
-        never.
+        """Return the monotonic time, in seconds, at which the engine thread calls `propose` again if no message arrives
+        before; None = only a message leads to the next call.
         """
         return None
 

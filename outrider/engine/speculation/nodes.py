@@ -39,7 +39,8 @@ _KINDS = {kind.value: kind for kind in NodeKind}
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Delivery: N nodes that follow the first root_len committed tokens of a slot.
+    """One message with draft tokens from a draft worker to a target: a tree of N nodes after the first root_len
+    committed tokens of a slot.
 
     the -> cat -> sat, and dog beside cat: ids [cat, dog, sat], parents [-1, -1, 0], ranks [0, 1, 0]
     """
@@ -61,23 +62,24 @@ class Delivery:
     """Distributions: one for each parent of sampled nodes, in the order of their first sampled children; None if no
     node is sampled."""
     ends: Sequence[int] = ()
-    """Indices of nodes, or ROOT, after which no step has to wait for more draft tokens."""
+    """Indices of the nodes, or ROOT, after which the draft worker sends no more draft tokens for now. A step of the
+    target then does not wait for any."""
     num_bytes: int = 0
-    """Size of the received message, in bytes; 0 for a delivery that is to be sent."""
+    """Size in bytes of the message in which the target received the delivery; 0 in the draft worker that sends it."""
     vocab_size: int = 0
     """Number of ids in a whole distribution; needed only to send a delivery with distributions."""
     draft_us: int = 0
-    """Time that the draft worker spent on the nodes, in microseconds; 0 if unknown."""
+    """Microseconds that the draft worker spent on making the nodes; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class InsertedNodes:
-    """What became of a delivery's nodes in a draft buffer."""
+    """How many of a delivery's nodes were not put into the target's draft buffer, and why."""
 
     num_late: int = 0
     """Number of draft tokens that came too late: their positions are committed already, with the same tokens."""
     num_dropped: int = 0
-    """Number of nodes that were not kept, for lack of a parent in the buffer or of room."""
+    """Number of new nodes that were not kept, because the buffer has no parent for them or no room."""
     is_full: bool = False
     """Whether nodes were dropped because the buffer has reached its maximum size in bytes."""
 

@@ -64,7 +64,7 @@ class TreePlan:
             self.max_depth = named_depth or speculation.max_draft_tokens
 
     def num_ranked(self, num_required: int, prob: float) -> int:
-        """Return the number of children that a node should have now, including sampled ones.
+        """Return how many children a node should have now: sampled ones, likeliest ids and recovery nodes together.
 
         num_required: number of children that the request fixes for it. prob: acceptance probability of the node.
         """

@@ -27,7 +27,9 @@ _MIN_PROB = 1e-3
 
 
 class RankAcceptance:
-    """Acceptance probabilities by rank, shared by all slots whose requests sample in the same way."""
+    """Acceptance probabilities by rank (0 for a node's likeliest or first child), shared by all slots whose requests
+    sample in the same way.
+    """
 
     def __init__(self) -> None:
         self.probs = list(_PRIOR)
@@ -45,10 +47,10 @@ class RankAcceptance:
 class SlotAcceptance:
     """Acceptance probabilities by rank in one slot.
 
-    The first rank has a probability of the slot's own. The other ranks divide the remaining probability in the
-    proportions that all slots share.
+    That of rank 0 is the slot's own. The other ranks divide the remaining probability in the proportions that all slots
+    share.
 
-        all slots 0.6, 0.24, 0.096 ..; the slot's first 0.8: the second is 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12
+        all slots 0.6, 0.24, 0.096 ..; the slot's rank 0 has 0.8: rank 1 has 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12
     """
 
     def __init__(self, probs: RankAcceptance) -> None:
@@ -84,7 +86,8 @@ class SlotAcceptance:
         self.first = min(1.0 - _MIN_PROB, max(_MIN_PROB, first))
 
     def forget(self) -> None:
-        """Move the slot's probability a little towards the mean of all slots, and that mean towards the prior.
+        """Move the slot's acceptance probability of rank 0 a little towards the mean of all slots, and that mean
+        towards the value with which a worker starts.
 
         Call it after a step that verified no draft token of the slot. Without it, a low probability would keep draft
         tokens from ever being tried again.

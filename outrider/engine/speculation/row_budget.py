@@ -21,8 +21,8 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.scheduling import VirtualTokens
 
 ALONE_EVERY = 4
-"""Of the steps that are limited for the sake of one caller, one in this many has that caller's rows only. It measures
-how fast the caller would run alone."""
+"""Of the steps that are shortened so that one caller gets its part, one in this many has that caller's rows only. It
+measures how fast the caller would run alone."""
 _WEIGHT = 0.25
 """Weight of a step in the moving means of this module."""
 _OUTLIER = 4.0
@@ -41,8 +41,9 @@ class BudgetUnit(NamedTuple, Generic[Item]):
 
 
 class RowBudget(Generic[Item]):
-    """Divides a worker's steps between callers, so that each gets at least its part, by weight, of the tokens a second
-    that it would get alone. `deal` chooses the rows of a step, `note` records how long the step took.
+    """Division of a worker's steps between callers. Each caller gets at least a part of the tokens a second that the
+    caller would get with the worker to itself: its weight over the sum of all weights. `deal` chooses the rows of a
+    step, `note` records how long the step took.
     """
 
     def __init__(self, cost: RowCost) -> None:
@@ -52,7 +53,8 @@ class RowBudget(Generic[Item]):
         """By caller: mean seconds of an undisturbed step with its rows only. Only callers that may bound steps have an
         entry."""
         self.bounding: bytes | None = None
-        """Caller for whose sake the step that was dealt last is limited; None if that step is not limited."""
+        """Caller whose part determines the maximum duration of the step that was dealt last; None if that step is not
+        limited."""
         self._num_rows = 1.0
         """Number of rows of a bounded step."""
         self._num_since_alone = ALONE_EVERY
@@ -67,9 +69,9 @@ class RowBudget(Generic[Item]):
         step: Iterable[tuple[bytes, float, int]],
         alone: Callable[[bytes], Iterable[BudgetUnit[Item]]],
     ) -> list[Item] | None:
-        """Return the items of the next step if its time has to be limited; None if the step can run as it is. A step is
-        limited if it would give a caller fewer tokens a second than the caller's part: the tokens a second that it
-        would have alone, times its weight over the sum of weights.
+        """Choose the units of the next step if it has to be shorter than `step`, and return their items. Return None if
+        `step` can run as it is. A step has to be shorter if it would give a caller fewer tokens a second than the
+        caller's part: the tokens a second that the caller would have alone, times its weight over the sum of weights.
 
         weights: weights of all callers that share the worker. step: the step without a limit, as (caller, expected
         tokens, number of rows). alone: function that returns the units of the step that a caller would run alone, in
@@ -139,7 +141,8 @@ class RowBudget(Generic[Item]):
         return {bounding: own}, sum(unit.num_rows for unit in own)
 
     def note(self, seconds: float, dealing_s: float = 0.0) -> None:
-        """Record the seconds of the step that `deal` chose last. The step must have had no other rows.
+        """Record how many seconds the step took for which `deal` was called last. The step must have had only the rows
+        that `deal` returned or, if that was None, those of `step`.
 
         dealing_s: seconds before the step that were spent on slots of all callers, whether their rows are in the step
         or not.

@@ -25,15 +25,16 @@ one."""
 
 
 class RowCost:
-    """Estimate of the seconds of a step by its number of rows.
+    """Estimate of the seconds that a step takes, by its number of rows.
 
-    It is interpolated between the numbers of rows that were tried, and constant beyond these. Before the first step it
-    is 1 for any number.
+    It is interpolated between the numbers of rows that steps have had so far, and constant beyond these. Before the
+    first step it is 1 second for any number.
     """
 
     def __init__(self) -> None:
         self.reach = 1
-        """Maximum number of rows with which a step may be tried: about twice the largest number that was tried."""
+        """Maximum number of rows that a worker should give to its next step: about twice the largest number that a step
+        has had so far. The estimate does not grow beyond the largest number."""
         self._level_s = 1.0
         self._shape: dict[int, float] = {}
         """Moving mean of seconds divided by the level, by number of rows, ascending."""

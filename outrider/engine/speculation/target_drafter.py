@@ -53,8 +53,9 @@ class ExtraRows:
 class TargetDrafter(Protocol):
     """Drafter in the target, for all slots that were opened for it. Runs on the engine thread.
 
-    `commit` or `append` is called at every change of a slot's committed tokens. `extra_rows` and `read` are for
-    drafters with `has_extra_rows`. Methods with a body in this class are optional.
+    `append` is called after a step that committed further tokens of a slot, `commit` after a slot's committed tokens
+    were replaced. `extra_rows` and `read` are for drafters with `has_extra_rows`. Methods with a body in this class are
+    optional.
     """
 
     max_len: int = MAX_DRAFT_TOKENS
@@ -67,21 +68,23 @@ class TargetDrafter(Protocol):
         return
 
     def commit(self, slot: Slot, num_same: int) -> None:
-        """Update the slot's state after committed tokens were replaced. num_same: number of tokens, from the first on,
-        that stay as they were.
+        """Update the drafter's state of a slot after the slot's committed tokens were replaced. num_same: number of
+        committed tokens, from the first on, that are as they were.
         """
         return
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
-        """Update the slot's state after a step that committed these tokens.
+        """Update the drafter's state of a slot after a step that committed `token_ids`.
 
-        Returns whether the drafter's proposals for these tokens were right, if it is the drafter of a prediction: one
-        entry for each token for which it had a proposal, verified or not. Other drafters return nothing.
+        The drafter of a prediction returns whether its proposals for these tokens were right: one entry for each token
+        for which it had a proposal, verified or not. Other drafters return nothing.
         """
         return ()
 
     def has_next(self, slot: Slot) -> bool:
-        """Return whether the drafter proposes something worth verifying after the slot's last committed token."""
+        """Return whether the drafter can propose, after the slot's last committed token, draft tokens that are likely
+        enough to be worth verifying.
+        """
 
     def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
         """Return at most max_tokens draft tokens, best first; an empty tree if there is nothing to propose.
@@ -90,8 +93,8 @@ class TargetDrafter(Protocol):
         """
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
-        """Release what is kept for a slot. is_ended: whether its output is complete, so that it may be remembered for
-        other slots.
+        """Release the drafter's state of a slot. is_ended: whether the slot's output is complete, so that the drafter
+        may propose its tokens to other slots.
         """
 
     def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
@@ -104,7 +107,8 @@ class TargetDrafter(Protocol):
         return None
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        """Take the logits after the extra rows, [E, V] float32, before anything of the step is committed. path: the
-        accepted nodes. rows: the extra rows.
+        """Make draft tokens for later steps from the logits after the extra rows, [E, V] float32. It is called before
+        anything of the step is committed. path: nodes of the step's draft tokens that were accepted. rows: the extra
+        rows.
         """
         return

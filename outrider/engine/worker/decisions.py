@@ -36,7 +36,8 @@ class SlotState(NamedTuple):
     num_committed: int
     num_cached: int
     num_after: int
-    """Number of tokens in the cache after the next step; never more than the whole pool can hold."""
+    """Number of tokens in the slot's part of the KV cache after its next step; never more than the whole pool can
+    hold."""
     num_blocks: int
     """Number of blocks that the slot holds."""
     num_copied: int = 0
@@ -53,12 +54,14 @@ class SlotState(NamedTuple):
 
     @property
     def num_to_read(self) -> int:
-        """Number of committed tokens plus source tokens that are not encoded yet."""
+        """Number of tokens that the model has to read for the slot: its committed tokens, cached or not, and the source
+        tokens that are not encoded yet.
+        """
         return self.num_committed + self.num_to_encode
 
     @property
     def has_memory(self) -> bool:
-        """Whether the slot holds blocks and is not dormant, so that it may keep them."""
+        """Whether the slot holds cache blocks and is not dormant."""
         return self.num_blocks > 0 and self.want is not Need.DORMANT
 
     @property
@@ -84,8 +87,8 @@ class SlotState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Decision to preempt a slot. The caller then has to plan again, because the number of freed blocks is known only
-    afterwards.
+    """Decision to preempt a slot, i.e. to free its cache blocks for others. The caller then has to plan again, because
+    the number of freed blocks is known only afterwards.
     """
 
     key: SlotKey
@@ -93,8 +96,9 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Decision to admit a slot: it adopts the cached prefix of its tokens. A `Run` or `PrefillSlot` of the same slot
-    follows.
+    """Decision to give cache blocks to a slot that holds none, because it is new or was preempted. The slot first takes
+    over the blocks of its tokens' longest prefix in the prefix cache. A `Run` or `PrefillSlot` of the same slot, or a
+    `SkipSlot`, follows.
     """
 
     key: SlotKey
@@ -119,9 +123,9 @@ class WaitReason(Enum):
     """Reason why a slot with work is left out of a forward."""
 
     MEMORY = auto()
-    """There are no free blocks, or an earlier slot in the queue waits for some."""
+    """There are too few free blocks for the slot, or a slot before it in the queue waits for blocks."""
     BUDGET = auto()
-    """Earlier prompts fill the step's token budget."""
+    """The prompts of slots before this one in the queue fill the step's token budget."""
 
 
 @dataclass(frozen=True, slots=True)

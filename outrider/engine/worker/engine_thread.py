@@ -40,9 +40,10 @@ class StepTimes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.num_steps = 0
-        """Number of steps that did some work. It grows while the worker is healthy and busy."""
+        """Number of steps, since the thread's start, that did some work. It grows while the worker is healthy and
+        busy."""
         self.busy_s = 0.0
-        """Total time that the engine thread spent in steps that did some work, in seconds."""
+        """Total seconds, since the thread's start, that the engine thread spent in steps that did some work."""
         self._longest_s = 0.0
         self._longest_before_s = 0.0
         self._since_s = clock()
@@ -131,7 +132,7 @@ class EngineThread:
         self.times = StepTimes()
 
     def start(self) -> None:
-        """Start the thread, and block until the worker is made.
+        """Start the thread, and block until `make` has created the `EngineWorker` on it.
 
         Raises the error of `make`, or the error passed to `fail` while the worker was loading. After `fail` the thread
         may still be loading; it ends with the process.
@@ -165,8 +166,8 @@ class EngineThread:
         return await asyncio.wrap_future(future)
 
     def answer(self, send: Callable[[], None]) -> None:
-        """Queue an answer until the next `flush`. `send`: function that sends the answer. Call it on the engine thread
-        only.
+        """Queue an answer to a job until the next `flush` sends it. `send`: function that sends the answer. Call it on
+        the engine thread only.
         """
         self._answers.append(send)
 
@@ -276,8 +277,8 @@ class EngineThread:
             raise error
 
     def flush(self) -> None:
-        """Send the queued answers. A step calls it just before the device works, when the sending thread has the GIL to
-        itself.
+        """Send the queued answers. A step calls it just before the device computes: the engine thread then waits
+        without the GIL, so that the thread that sends the answers can run.
         """
         if self._answers:
             answers, self._answers = self._answers, []

@@ -33,7 +33,8 @@ class _Compile:
 class GrammarCompiler:
     """Compiler of grammars, on one thread, with a queue that is fair between callers.
 
-    The next grammar is one of the caller with the least compile time so far, relative to its weight.
+    Next comes a grammar of the caller whose grammars have taken the least compile time so far, relative to the caller's
+    weight.
     """
 
     def __init__(self) -> None:
@@ -44,8 +45,9 @@ class GrammarCompiler:
         """Compile time per caller, in seconds."""
 
     async def compile(self, grammars: Grammars, text: str, scheduling: Scheduling) -> Grammar | None:
-        """Wait until the caller's grammar is next in the queue, compile its text, and return it. Return None if the
-        request is to be served as if it had no grammar. Raises InvalidRequest for a text that cannot be followed.
+        """Wait until this grammar is next in the queue, compile its text, and return the compiled grammar. Return None
+        if the request is to be served as if it had no grammar. Raises InvalidRequest for a text that cannot be
+        followed.
 
         If the call is cancelled while it waits, nothing is compiled. scheduling: caller and weight of the request.
         """

@@ -61,14 +61,14 @@ class SlotOpened:
 
 @dataclass(frozen=True, slots=True)
 class SlotVocabulary:
-    """Vocabulary of the token ids in a slot's messages."""
+    """Vocabulary to which the token ids in the messages about one slot belong: the target's."""
 
     size: int
-    """Number of ids, i.e. width of the logits."""
+    """Number of ids in this vocabulary, i.e. the number of logits in a row."""
     eos_token_ids: tuple[int, ...]
     grammars: Grammars
     translation: Translation | None = None
-    """Map between these token ids and the model's; None if they are the same."""
+    """Map between this vocabulary's token ids and those of the worker's model; None if they are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class OpenJob:
     """Compiled form of the grammar in `params`. None if the request has no grammar, and in a draft worker that cannot
     follow it."""
     vocabulary: SlotVocabulary | None = None
-    """Vocabulary of the slot's messages; None for the worker's own."""
+    """Vocabulary of the token ids in the slot's messages; None if it is the vocabulary of the worker's own model."""
 
     @property
     def own_drafters(self) -> tuple[Drafter, ...]:
@@ -142,6 +142,6 @@ class CloseJob:
 
 @dataclass(frozen=True, slots=True)
 class CloseOwnerJob:
-    """Job that frees all slots of an owner, because its stream ended."""
+    """Job that frees all slots of an owner, i.e. of one Control stream of a gateway, because the stream ended."""
 
     owner: int

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class MissingTokens(OutriderError):
-    """Raised if a message's `base_len` exceeds the number of the slot's committed tokens. The sender has to send the
-    tokens from `committed_len` on.
+    """Raised if a message continues a slot after more committed tokens (`base_len`) than this worker has for the slot.
+    The sender has to send the tokens from `committed_len` on.
     """
 
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION

@@ -40,15 +40,17 @@ GROWTH_TOKENS = 16
 """Number of tokens by which each running slot must still be able to grow when another slot is admitted: one block of
 the attention backends for CPUs."""
 WAITING_SERVED_RATIO = 0.3
-"""Minimum ratio of waiting short prompts to running slots at which the running slots pause for the prompts. Name and
-idea are from text-generation-inference."""
+"""Number of waiting short prompts, divided by the number of running slots, from which on the running slots pause while
+these prompts are fed. Name and idea are from text-generation-inference."""
 SHORT_STEPS = 2
-"""Maximum length of a short prompt, in multiples of the tokens of a whole prefill step. Running slots never pause for a
-longer prompt."""
+"""Maximum length of a short prompt, in multiples of max_prefill_tokens, the number of prompt tokens that one step may
+have. Running slots never pause for a longer prompt."""
 
 
 class Scheduler:
-    """Plans the next forward. Its only state is the measured cost of steps and the number of tokens fed per caller."""
+    """Planner of a worker's next forward. Its only state is the measured duration of steps and the number of prompt
+    tokens fed for each caller.
+    """
 
     def __init__(self, block_size: int, max_prefill_tokens: int) -> None:
         self.cost = StepCost()

@@ -34,16 +34,16 @@ DORMANT_S = 1.0
 """Seconds without a message after which a slot is dormant. If memory runs out, the memory of dormant slots is taken
 first."""
 RETRY_S = DORMANT_S / 10
-"""Seconds between two attempts to plan while a slot waits for memory and nothing else happens; meanwhile another slot
-may have become dormant."""
+"""Seconds after which a worker that got no message plans its next forward again, while a slot waits for memory. By then
+another slot may have been without a message for DORMANT_S, and its memory can be taken."""
 
 
 class StepRequest(NamedTuple):
-    """What a worker requests of the scheduler for one slot: its step or a prefill."""
+    """What a worker requests of the scheduler for one slot: that its step runs, or that its prompt is fed."""
 
     want: Need
     num_after: int
-    """Number of tokens in the slot's cache after the requested step."""
+    """Number of tokens in the slot's part of the KV cache after the requested step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,9 @@ class Chunk:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that are fed: source tokens if the encoder reads its source, else prompt tokens."""
+        """Number of tokens that are fed: those of the source if an encoder reads it, else those of the chunk of the
+        prompt.
+        """
         source = self.row.source
         if source is not None and not self.row.new_ids:
             return len(source.ids)
@@ -64,19 +66,20 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """What runs in the next forward."""
+    """Slots whose step runs in the next forward, and pieces of prompts that are fed in it."""
 
     running: Sequence[SlotKey]
     """Keys of the slots whose step runs."""
     pieces: Sequence[Chunk]
     """Chunks of prompts that are prefilled."""
     num_admitted: int
-    """Number of slots that were admitted for this forward."""
+    """Number of slots without cache blocks that were chosen to get some for this forward."""
 
     @property
     def has_work(self) -> bool:
-        """Whether the forward has anything to run, or a slot was admitted. After an admission the next call of
-        `schedule` decides otherwise, even if nothing runs now.
+        """Whether the worker should call `schedule` again without waiting for a message: something runs in this
+        forward, or a slot was admitted. An admitted slot has nothing to run in this forward if the prefix cache held
+        its whole prompt; its step can run in the next one.
         """
         return bool(self.running or self.pieces or self.num_admitted)
 
@@ -98,14 +101,14 @@ class StepScheduler:
 
     @property
     def num_starved(self) -> int:
-        """Number of slots that were preempted, or waited for memory, in the last call of `schedule`."""
+        """Number of slots that, in the last call of `schedule`, were preempted or had to wait for cache blocks."""
         return self._num_starved
 
     def schedule(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> ScheduledStep:
-        """Decide what runs in the next forward, and allocate and free memory for it.
+        """Decide what runs in the next forward, and allocate and free cache blocks for it.
 
         `step_requests`: requests by slot. A slot without one needs no step; its prompt is fed anyway if `feed_all` is
-        True. `now`: monotonic time, in seconds.
+        True and the slot is not dormant. `now`: monotonic time, in seconds.
         """
         preempted: set[SlotKey] = set()
         while True:

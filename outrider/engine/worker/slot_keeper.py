@@ -19,7 +19,9 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 
 
 class SlotKeeper(Generic[S]):
-    """Owner of a worker's slots, and of the sampling state of each."""
+    """Keeper of a worker's open slots and of their sampling states. It opens, commits, truncates and closes slots as
+    jobs ask.
+    """
 
     def __init__(
         self,
@@ -39,7 +41,9 @@ class SlotKeeper(Generic[S]):
         """Number of ids of the vocabulary of each slot's messages."""
 
     def open(self, job: OpenJob) -> S | None:
-        """Open a slot, answer the job, and return the slot; None if it was refused."""
+        """Open a slot for the job, answer the job, and return the slot. If the slot cannot be opened, answer with the
+        error and return None.
+        """
         size = self._vocab_size
         ends = self.eos_token_ids
         translation = None
@@ -80,8 +84,8 @@ class SlotKeeper(Generic[S]):
         self._engine.answer(lambda: respond(result))
 
     def commit(self, owner: int, slot_id: int, base_len: int, ids: Sequence[int]) -> S | JobError:
-        """Set the slot's tokens to committed[:base_len] + ids, and truncate its cache to match. Return the slot, or the
-        error if that is not possible.
+        """Set the slot's committed tokens to committed[:base_len] + ids, and truncate its cache to match. Return the
+        slot, or the error if the slot is not open or cannot have these tokens.
         """
         slot = self.table.get(owner, slot_id)
         if slot is None:
@@ -151,7 +155,7 @@ class SlotKeeper(Generic[S]):
         return self._sizes[slot.key]
 
     def refresh_gauges(self) -> None:
-        """Set the gauges of slots and cache blocks to their present numbers."""
+        """Set the metrics of open slots and of cache blocks in use to their present numbers."""
         self._metrics.slots_in_use.set(self.table.num_in_use)
         self._metrics.kv_blocks_in_use.set(self.table.num_blocks_in_use)
         self._metrics.kv_blocks_cached.set(self.table.num_blocks_cached)

@@ -22,15 +22,15 @@ _FACTS = ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens")
 
 
 class SlotSpans:
-    """Slots of traced requests in one worker. It makes the trace spans of their steps."""
+    """Open slots of one worker whose requests are traced. It makes the trace spans of these slots' steps."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._traced: dict[SlotKey, TraceParent] = {}
 
     def begin_item(self, owner: int, item: Any) -> Callable[[Any], None] | None:
-        """Record an item that arrived on a Control stream. If the item is a verify with tickets, of a traced slot,
-        return the function to call with each reply to it; else None.
+        """Record an item that arrived on a Control stream. If the item is a verify with tickets for a traced slot,
+        return the function to call with each reply to the item; else None.
 
         `owner`: number of the stream.
         """

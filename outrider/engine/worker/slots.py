@@ -66,7 +66,8 @@ class Slot(BareSlot):
         """Token ids whose keys and values are in the cache, in order. Those after the committed tokens are draft
         tokens."""
         self.first = 0
-        """Index of the committed token with which the cache begins."""
+        """Index of the committed token with which the cache begins. It is 0 for models; the cache of a head may begin
+        with a later token."""
         self.table = pool.new_table()
         self.num_adopted: int | None = None
         """Number of tokens that were found in the prefix cache when the slot was first admitted; None before that."""
@@ -131,7 +132,9 @@ class Slot(BareSlot):
 
     @property
     def num_feedable(self) -> int:
-        """Number of tokens that the cache will have once all committed tokens that can be fed now are fed."""
+        """Number of tokens that the cache will have once all committed tokens that can be fed now are fed. A head can
+        feed only tokens of which it has features.
+        """
         return len(self.ids) - self.first
 
     def uncached(self, max_tokens: int | None = None) -> list[int]:
@@ -218,7 +221,8 @@ class Slot(BareSlot):
         """Take over the longest prefix of the committed tokens that the prefix cache holds; return its length in
         tokens.
 
-        The last committed token is not adopted, and no tokens whose successors' log-probs are still to be computed.
+        The last committed token is not taken over, since the logits after it are needed. If log-probs of prompt tokens
+        are still to be computed, the prefix ends before the first token whose logits they need.
         """
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
         end = -1

@@ -56,9 +56,9 @@ class StepCost:
             self._token_s = _mean(self._token_s, max(added_s, min_s))
 
     def needs_probe(self, num_decode_tokens: int) -> bool:
-        """Return whether the next step should run without prompt tokens, because the cost of a decode step with about
-        this many tokens is unknown, or was measured too long ago. Return False as long as no step with prompt tokens
-        was measured.
+        """Return whether the next step should run without prompt tokens, so that the duration of a decode step with
+        about this many tokens is measured: it is unknown, or was measured too long ago. Return False as long as no step
+        with prompt tokens was measured.
         """
         if self._alone_token_s is None and self._token_s is None:
             return False  # no prompt token has been measured yet: a probe would not give a budget

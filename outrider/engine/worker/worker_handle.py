@@ -44,7 +44,9 @@ from outrider.wire.transport.tls import CertificateFolder, part_certificates
 
 @dataclass
 class WorkerState:
-    """What a worker's engine thread has loaded. A draft worker may have no model. GetInfo reports the values."""
+    """State that a worker's engine thread has loaded: configuration, slots, tokenizer and drafters. GetInfo reports it.
+    A draft worker may have no model.
+    """
 
     config: WorkerConfig
     epoch: int
@@ -60,13 +62,14 @@ class WorkerState:
     times: StepTimes = field(default_factory=StepTimes)
     """Durations of the engine thread's steps."""
     drafters: tuple[Drafter, ...] = ()
-    """Drafters that need no draft model: in a target all that it offers, in a draft worker without a model the one that
-    it runs."""
+    """Drafters that need no draft model: in a target those that a request may name, in a draft worker without a model
+    the one that it runs."""
     needs_features: ClassVar[bool] = False
     """Whether the worker is a draft worker with a head, which needs the target's features."""
     draining: Callable[[], bool] = field(default=lambda: False)
     close: Callable[[], None] = field(default=lambda: None)
-    """Function that ends the processes with shards of the weights; called after the engine thread has ended."""
+    """Function that ends the other processes that hold parts of the model's weights; called after the engine thread has
+    ended."""
 
     def __post_init__(self) -> None:
         self.fingerprint = tokenizer_fingerprint(self.tokenizer.tokenizer_json)
@@ -108,7 +111,9 @@ thread if a process that the worker needs ends by itself."""
 
 @dataclass(frozen=True, slots=True)
 class WorkerBase(Generic[State]):
-    """Parts that every worker has."""
+    """Parts that a draft worker and a target both have: loaded state, slots, engine thread, Control service, metrics
+    and certificates.
+    """
 
     loaded: State
     keeper: SlotKeeper[Any]
@@ -120,7 +125,9 @@ class WorkerBase(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """Parts that differ between draft worker and target."""
+    """Parts that draft worker and target each make in their own way: what the engine thread runs, and the gRPC
+    services.
+    """
 
     worker: EngineWorker
     add_services: AddServices
@@ -173,7 +180,8 @@ class WorkerHandle:
         return self._engine.is_alive
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = lambda: False) -> None:
-        """Refuse new slots, and block until no slot is open and connected gateways have had time to notice.
+        """Refuse new slots, and block until no slot is open and connected gateways have had time to notice that the
+        worker drains.
 
         It returns after `timeout_s` seconds at the latest, or once `cut_short` returns True. Call `stop` afterwards.
         """

@@ -45,7 +45,7 @@ MAX_WAITING = 64
 
 MAX_COMPILING = 256
 """Maximum number of slots whose grammars wait to be compiled; a grammar has at most 256 KiB. By default a gateway runs
-64 answers at once."""
+64 choices at once."""
 
 Respond = Callable[[Any], None]
 """Function that is called with a job's result: a `JobError` or a reply."""
@@ -143,7 +143,7 @@ class WorkerService:
         self.epoch = epoch
         self.streams = ControlStreams()
         self.draining = False
-        """Whether new slots are refused because the worker is about to stop. Open slots continue."""
+        """Whether the worker refuses new slots because it is about to stop. Open slots continue."""
         self.num_opening = 0
         """Number of slots that are being opened: their OpenSlot message has arrived and is not answered yet."""
         facts = info()
