@@ -24,7 +24,9 @@ from target_service.step.verdicts import StepClock, drafter_of, learn
 
 @dataclass(frozen=True, slots=True)
 class SlotStep:
-    """What a step does for one slot that samples."""
+    """Part of one slot that samples in a step: the draft tokens to verify, and the row to feed. It is made before the
+    forward; `commit_sampled` commits what was decided.
+    """
 
     lease: Lease
     proposal: Proposal
@@ -47,8 +49,8 @@ def commit_sampled(
     """Commit the tokens that a step decided for a slot, up to the end of its output, and return the verdict.
 
     share: the slot's part of the step. beside: logits [E, V] float32 after the slot's E extra rows; None if it has
-    none. explanation: explanation of the step, or None; its rejection is cleared if the output ends before it. times:
-    times of the step.
+    none. explanation: explanation of the step, or None; the rejection in it is cleared if the output ends before the
+    rejected token. times: times of the step.
     """
     lease = share.lease
     proposal = share.proposal

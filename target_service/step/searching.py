@@ -18,7 +18,9 @@ from target_service.step.verdicts import StepClock
 
 
 class SearchStep(NamedTuple):
-    """What a step does for one beam search."""
+    """Part of one beam search in a step: the beams and draft tokens to feed, as a row of the forward. It is made before
+    the forward; `commit_search` commits the levels that were decided.
+    """
 
     lease: Lease
     beams: Beams
