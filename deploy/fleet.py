@@ -142,7 +142,7 @@ class Fleet:
         """Update the state of all workers. Return the new list of workers for the gateways if it has changed, else
         None.
 
-        reports: the latest report of each gateway. Raises OutriderError if the start fails.
+        reports: the latest report of each gateway. Raises OutriderError if the system's start has failed.
         """
         now_s = self._clock()
         reports = list(reports)

@@ -159,7 +159,7 @@ class PoolMember:
 
 
 def describe_fault(sighting: Sighting) -> str | None:
-    """Return the reason why a worker cannot be used, from the outcome of a call to it; None if it can be used."""
+    """Return the reason why a worker cannot be used, as a GetInfo call to it has shown; None if it can be used."""
     if sighting.refusal is not None:
         return f"it refuses GetInfo: {sighting.refusal}"
     if sighting.info is None:

@@ -112,7 +112,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class ActorLost:
-    """Outcome of a call of an actor whose process has ended, or that cannot be called now."""
+    """Outcome of a call to an actor whose process has ended, or that cannot be called now."""
 
     message: str
     """First line of the error with which the call failed."""

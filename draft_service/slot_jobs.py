@@ -37,8 +37,8 @@ class AdvanceJob:
 
     @property
     def decided(self) -> tuple[Any, ...]:
-        """What the job commits in place of everything from position `base_len` on: token ids, or levels of a beam
-        search.
+        """Token ids, or levels of a beam search, that the job commits in place of everything from position `base_len`
+        on.
         """
         return self.levels or self.committed_ids
 

@@ -113,8 +113,8 @@ def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
 
 
 class MedusaDrafter(BlockDrafter):
-    """Drafter with Medusa heads: head i predicts the i-th token after the last committed one. All heads read the same
-    feature, that of the token before the last committed one.
+    """Drafter with Medusa heads: head i, counted from 1, predicts the i-th token after the last committed one. All
+    heads read the same feature, that of the token before the last committed one.
     """
 
     def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[HeadSlot]) -> None:

@@ -42,8 +42,8 @@ class ModelState(ModelWorkerState):
     """Layout of a block of mask tokens, at which the model predicts several tokens in one forward; None for a model
     that drafts one token at a time."""
     shared_vocabularies: list[pb.SharedVocabulary] = field(default_factory=list)
-    """Descriptions of the vocabularies, of targets with another tokenizer, for which the worker can draft. Each pairing
-    check with a target that has another one adds its description."""
+    """Descriptions of what the worker's vocabulary has in common with those of targets with another tokenizer. The
+    pairing check with such a target adds one."""
     open_ahead: OpenAhead | None = None
     """Function that creates the look-ahead rows of a slot: guessed tokens that are fed before it is known whether they
     become draft tokens. None if the worker uses no look-ahead rows."""

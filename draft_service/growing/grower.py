@@ -249,8 +249,8 @@ class Grower:
         return self._drafter.next_wake()
 
     def step(self, now: float) -> bool:
-        """Feed the likeliest nodes of all slots, add their children to the trees, and send the new nodes to the
-        targets. Return whether anything was fed.
+        """Feed the likeliest nodes of all slots, add children to these nodes, and send the new nodes to the targets.
+        Return whether anything was fed.
 
         `now`: monotonic time, in seconds.
         """

@@ -110,9 +110,9 @@ class NodeScheduler:
 
 class _Candidate(NamedTuple):
     gain: float
-    """Probability that the row's output is used."""
+    """Probability that the distribution after the node, or after the look-ahead row, is used."""
     node: int
-    """Index of the node, or number of the look-ahead row, which is below ROOT."""
+    """Index of the node in the slot's tree; for a look-ahead row, its number, which is below ROOT."""
     draft_slot: DraftSlot
 
 

@@ -29,8 +29,8 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class DraftSlot:
-    """State of one choice in the draft worker: its cache slot, and the draft tokens that grow after its committed
-    tokens.
+    """State of one choice in the draft worker: its committed tokens with their cache, and the draft tokens that grow
+    after them.
     """
 
     job: OpenJob
@@ -48,11 +48,11 @@ class DraftSlot:
     ticket: int = 0
     """Ticket of the lease under which the slot's draft tokens are sent to the target."""
     sent_s: float = 0.0
-    """Monotonic time, in seconds, at which nodes were last sent."""
+    """Monotonic time, in seconds, at which nodes of this slot were last sent to its target."""
     spent_s: float = 0.0
     """Seconds, since the slot's last delivery, that the steps took in which the slot had a part."""
     num_urgent: int = 0
-    """Number of the slot's next messages that are to be sent without delay, because its target ran out of draft
+    """Number of the slot's next messages that are to be sent at once, because the slot's target ran out of draft
     tokens."""
     block: Block | None = None
     """Latest block of a block drafter. None before it is filled; committing tokens sets it to None again."""

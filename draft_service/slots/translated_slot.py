@@ -87,7 +87,7 @@ class TranslatedSlot(Slot):
     @property
     def max_depth(self) -> int:
         """Maximum depth of a draft tree within the draft worker's context. It is 0 if the committed text ends inside a
-        UTF-8 character: a draft token would have to begin in the middle of one.
+        UTF-8 character.
         """
         if not self._retokenization.is_whole:
             return 0

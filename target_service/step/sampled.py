@@ -24,8 +24,8 @@ from target_service.step.verdicts import StepClock, drafter_of, learn
 
 @dataclass(frozen=True, slots=True)
 class SlotStep:
-    """Part of one slot that samples in a step: the draft tokens to verify, and the row to feed. It is made before the
-    forward; `commit_sampled` commits what was decided.
+    """Work of one step for one slot that samples, planned before the forward: the draft tokens to verify, and the row
+    to feed. After the forward, `commit_sampled` commits the tokens that were decided.
     """
 
     lease: Lease
@@ -48,7 +48,7 @@ def commit_sampled(
 ) -> Verdict:
     """Commit the tokens that a step decided for a slot, up to the end of its output, and return the verdict.
 
-    share: the slot's part of the step. beside: logits [E, V] float32 after the slot's E extra rows; None if it has
+    share: what was planned for the slot. beside: logits [E, V] float32 after the slot's E extra rows; None if it has
     none. explanation: explanation of the step, or None; the rejection in it is cleared if the output ends before the
     rejected token. times: times of the step.
     """

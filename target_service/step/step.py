@@ -333,8 +333,8 @@ class Step:
         self._metrics.steps.labels(kind=kind).inc()
 
     def fail(self, error: Exception) -> None:
-        """After a step that raised, send an error to the gateways of its slots that have no verdict yet. The slots stay
-        open, except those that were being prefilled.
+        """Send an error to the gateways of those slots of the step that have no verdict yet. Call it after `run` has
+        raised. The slots stay open, except those that were being prefilled.
 
         error: what `run` raised.
         """

@@ -81,7 +81,7 @@ class StepRows:
         """Index of each proposal's first draw, [B + 1] for B proposals. The last entry is D, the number of all
         draws."""
         self.draw_rows: list[int] = []
-        """For each of the D draws, the row whose logits decide it, which is the row of its node's parent, [D]."""
+        """For each of the D draws, the row whose logits decide it: the row of the parent of the draw's node, [D]."""
         self.draw_indices: list[int] = []
         """For each of the D draws, its index among the draws after the same node, [D]."""
         self.draw_ids: list[int] = []

@@ -15,7 +15,7 @@ from target_service.leases.lease_jobs import DraftOutcome, Timings
 
 @dataclass(slots=True)
 class StepClock:
-    """Times at which one step began and its phases ended, and its size."""
+    """Times at which one step began and its phases ended, and the size of the step."""
 
     started_s: float
     """Monotonic time at which the forward began, in seconds."""
