@@ -98,8 +98,8 @@ class Scaler:
         self._over_since_s = self._under_since_s = math.nan
 
     def decide(self, load: PoolLoad, now_s: float) -> Decision:
-        """Return the change of the pool's size that is due now: it is due once the load has been too high or too low
-        for as long as the settings say.
+        """Return the change of the pool's size that is due now, with its reason. A change is due once the load has been
+        too high or too low for as long as the settings say.
 
         load: the pool's present load. now_s: time in seconds, by a monotonic clock that is the same one at every call.
         """

@@ -174,8 +174,8 @@ class Lease:
 
     @property
     def num_required(self) -> int:
-        """Number of draft tokens per step that the request fixes, or fewer if the output may end before. Use it only if
-        the request fixes a number or a tree shape.
+        """Number of draft tokens per step that the request fixes, or fewer if the output's maximum length leaves no
+        room for them. Use it only if the request fixes a number or a tree shape.
         """
         tree = self.speculation.tree
         if tree is None:
