@@ -119,8 +119,8 @@ class Fleet:
         self._reconcile()
 
     def is_ready(self) -> bool:
-        """Return whether the system's start is over: at some tick since `start`, as many workers of each pool served as
-        it is to have. Draft workers that cannot start are not waited for, unless the system needs them.
+        """Return whether the system's start is over: at some tick since `start`, each pool had as many serving workers
+        as it is to have. Draft workers that cannot start are not waited for, unless the system needs them.
         """
         return self._has_started
 
