@@ -118,8 +118,8 @@ class StartFailure:
 
 
 class WorkerActor:
-    """Ray actor that runs one worker. `__init__` starts the worker, because it is all that Ray calls after a
-    restart.
+    """Ray actor that runs one worker. The constructor starts the worker, because after a restart Ray calls only the
+    constructor.
     """
 
     def __init__(self, spec: ActorSpec) -> None:
@@ -151,7 +151,7 @@ class WorkerActor:
         return self._spec.member
 
     def outcome(self) -> StartedActor | StartFailure:
-        """Return the outcome of the start."""
+        """Return the outcome of the worker's start in the actor's present process."""
         return self._outcome
 
     def spec(self) -> ActorSpec:

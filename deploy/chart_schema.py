@@ -14,7 +14,7 @@ from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConf
 Schema = dict[str, Any]
 
 KEPT = ("type", "enum", "const", "anyOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-"""Keys that the chart's schema copies from pydantic's schema of a setting."""
+"""Keywords of JSON Schema that the chart's schema of a setting copies from pydantic's schema of that setting."""
 IN_ALL = {"port", "tls_dir", "metrics_port"}
 """Names of the settings that the chart itself sets in every process."""
 SET_BY_CHART = {
@@ -32,13 +32,13 @@ SET_BY_CHART = {
     TargetConfig: {*IN_ALL, "host", "model"},
     DraftConfig: {*IN_ALL, "host", "model"},
 }
-"""Names of the settings that the chart itself sets, by the config class of the process. They are not among the chart's
+"""By config class of a process: names of the settings that the chart itself sets. Users cannot set them in the chart's
 values."""
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 1}
 MAP: Schema = {"type": "object"}
-"""Schema that accepts any object. Kubernetes checks the object's contents."""
+"""Schema that accepts any object. Kubernetes checks the contents of such objects."""
 LIST: Schema = {"type": "array", "items": MAP}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 NAME: Schema = {"type": "string", "maxLength": 40, "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
@@ -158,7 +158,7 @@ GATEWAY: Schema = {
     ),
 }
 NEEDED = ("name", "replicas", "cpu", "memory")
-"""Names of values that every pool must have."""
+"""Names of the Helm values that every pool must have."""
 TARGET: Schema = {
     **POOL,
     "servedName": {"type": "string", "minLength": 1},
@@ -171,8 +171,8 @@ DRAFT: Schema = {
     "settings": settings_of(DraftConfig),
 }
 OF_A_PARENT: Schema = {"global": {}, "enabled": FLAG}
-"""Schemas of values that Helm passes when this chart is part of another one: `global`, and `enabled`, which the other
-chart's `condition` reads. No template of this chart reads them."""
+"""Schemas of values that Helm adds if this chart is a dependency of another one: `global`, and `enabled`, which the
+other chart's `condition` names. No template of this chart uses them."""
 VALUES: Schema = {
     **OF_A_PARENT,
     "nameOverride": TEXT,
@@ -204,8 +204,8 @@ VALUES: Schema = {
 
 
 def values_schema() -> str:
-    """Return the text of values.schema.json. It is in draft 7 of JSON Schema, the newest draft that every Helm 3
-    reads.
+    """Return the text of values.schema.json. It uses draft 7 of JSON Schema, the newest version that every Helm 3
+    understands.
     """
     return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **closed(VALUES)}, indent=1) + "\n"
 

@@ -46,7 +46,7 @@ class Cluster:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process starts the cluster; False = it joins a running one."""
+        """Whether this process starts the cluster's Ray itself; False = it joins a running cluster."""
         return self._address is None
 
     def __enter__(self) -> Cluster:

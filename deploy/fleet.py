@@ -30,7 +30,7 @@ _LOST_AFTER_S = 5.0
 """Seconds of failed calls after which a worker counts as lost. One that refuses the connection twice is lost at
 once."""
 HUNG_AFTER_S = 30.0
-"""Seconds that a worker may hang before its process is ended, so that Ray starts another. It is also the pause before
+"""Seconds that a worker may hang before its process is ended, so that Ray starts another. The same time passes before
 the next start in a pool whose last new worker could not start."""
 DRAIN_LIMIT_S = 300.0
 """Maximum seconds for which a worker that is to leave its pool waits for its running requests."""
@@ -57,7 +57,9 @@ class Calls(Protocol):
 
 
 class Fleet:
-    """The workers of a system. Call `start` once, then `tick` until the end, then `drain_all` and `end_all`."""
+    """The workers of a system, which it starts, watches, resizes and ends. Call `start` once, then `tick` until the
+    end, then `drain_all` and `end_all`.
+    """
 
     def __init__(
         self,
@@ -117,15 +119,15 @@ class Fleet:
         self._reconcile()
 
     def is_ready(self) -> bool:
-        """Return whether the start is over. It is over once, at some tick, every pool had all its workers, apart from
-        drafts that cannot start.
+        """Return whether the system's start is over: at some tick since `start`, each pool had as many serving workers
+        as it is to have. Draft workers that cannot start are not waited for, unless the system needs them.
         """
         return self._has_started
 
     def is_settled(self) -> bool:
         """Return whether all workers serve and none starts or ends.
 
-        Then nothing changes before the next reply of a worker, or the next change of a size.
+        If so, the state stays the same until a worker replies or fails, or a pool's size is changed.
         """
         for member in self._members.values():
             if member.state != SERVING or not member.is_watched:
@@ -140,7 +142,7 @@ class Fleet:
         """Update the state of all workers. Return the new list of workers for the gateways if it has changed, else
         None.
 
-        reports: the latest report of each gateway. Raises OutriderError if the start fails.
+        reports: the latest report of each gateway. Raises OutriderError if the system's start has failed.
         """
         now_s = self._clock()
         reports = list(reports)
@@ -169,7 +171,7 @@ class Fleet:
         return self._sizes.request_size(pool, count)
 
     def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.WorkerList | None:
-        """Drain every worker. Return the last list of workers for the gateways; None if it has not changed.
+        """Drain every worker. Return the new list of workers for the gateways; None if the list has not changed.
 
         notice_s: seconds within which all gateways receive the list.
         """
@@ -193,7 +195,7 @@ class Fleet:
     def end_all(self, keeps_adopted: bool = False) -> None:
         """Stop all workers at the same time, and kill those that do not stop within seconds.
 
-        keeps_adopted: whether workers that an earlier launcher started are left running. It is set if this launcher's
+        keeps_adopted: whether workers that an earlier launcher started are left running. The launcher sets it if its
         own start has failed.
         """
         for member in self.members:

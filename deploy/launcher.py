@@ -107,10 +107,11 @@ class Launcher:
                 raise ConfigError(f"{pool.setting}: {error.message}") from None
 
     def progress(self, part: str, state: str, detail: str, **more: object) -> None:
-        """Print an event about the state of one part of the system, as a JSON line for the process that started the
-        launcher.
+        """Print an event about the state of one component of the system, as a JSON line for the process that started
+        the launcher.
 
-        part: name of the part. state: its new state. detail: text for users. more: further fields of the event.
+        part: name of the component: "ray", a pool or a worker. state: its new state. detail: text for users. more:
+        further fields of the event.
         """
         self._print(event="progress", part=part, state=state, detail=detail, **more)
 

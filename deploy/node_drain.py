@@ -25,9 +25,10 @@ by as many seconds."""
 
 
 def listen(folder: Path, drain: Callable[[], None], limit_s: float) -> None:
-    """Call `drain`, on a thread of its own, once the container is about to end.
+    """Open a socket at which the container asks this process to drain. Each request calls `drain` on a thread of its
+    own.
 
-    folder: folder of the workers' sockets, in which this process adds its own. limit_s: maximum seconds that `drain`
+    folder: folder of the workers' sockets, in which this process creates its own. limit_s: maximum seconds that `drain`
     takes. Raises OSError if the folder cannot be used.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -161,7 +161,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 Free = tuple[float, float]
-"""Pair of the numbers of free CPUs and free GPUs of a machine."""
+"""Free CPUs and free GPUs of one machine: a pair of two numbers."""
 
 
 class _Spreading:

@@ -62,21 +62,22 @@ class PoolMember:
     worker, which may have served before."""
     has_served: bool = False
     num_failures: int = 0
-    """Number of failed calls since the last successful one."""
+    """Number of failed GetInfo calls to the worker since the last successful one."""
     failing_since_s: float | None = None
-    """Time of the first failed call since the last successful one; None while calls succeed, and after the process has
-    ended."""
+    """Time of the first failed GetInfo call since the last successful one; None while calls succeed, and after the
+    worker's process has ended."""
     hanging_since_s: float | None = None
     """Time since which the worker does not reply, or its engine hangs. None while it replies, even with an error, and
     its engine works."""
     is_silent: bool = False
-    """Whether the worker's server answered the last call with neither a reply nor an error."""
+    """Whether the last GetInfo call to the worker got neither a reply nor an error from its server."""
     last_reply_at_s: float | None = None
-    """Time of the last call that the worker's server answered with a reply or an error; None before the first."""
+    """Time of the last GetInfo call to which the worker's server replied, with information or with an error; None
+    before the first."""
     query_at_s: float | None = None
-    """Time at which the launcher is to ask the actor again how its start went; None if it is not to ask."""
+    """Time at which the launcher next asks the worker's Ray actor how its start went; None if it is not to ask."""
     num_refused: int = 0
-    """Number of failed starts in a row."""
+    """Number of failed starts of the worker since its last successful one."""
     why: str = ""
     """Reason why the last start failed, for the log; empty if it succeeded. It may contain paths of files."""
     retry_at_s: float | None = None
@@ -86,8 +87,8 @@ class PoolMember:
     stopping_since_s: float | None = None
 
     def end_life(self) -> None:
-        """Record that the worker's process has ended. Gateways may no longer use the worker, and its failed calls no
-        longer count.
+        """Record that the worker's process has ended. Gateways may no longer use the worker, and failed calls to that
+        process no longer count.
         """
         self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False
@@ -97,7 +98,7 @@ class PoolMember:
         return self.hanging_since_s is not None and now_s - self.hanging_since_s >= after_s
 
     def is_idle_since(self, noticed_s: float) -> bool:
-        """Return whether the worker's last reply is from after `noticed_s` and reports no slots in use.
+        """Return whether the worker's last reply to GetInfo is from after `noticed_s` and reports no slots in use.
 
         noticed_s: time by which all gateways know that the worker drains.
         """
@@ -124,7 +125,9 @@ class PoolMember:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the worker is watched, its present process has replied, and the last call succeeded."""
+        """Whether the worker is watched, its present process has replied to GetInfo, and the last GetInfo call
+        succeeded.
+        """
         return self.is_watched and self.info is not None and self.failing_since_s is None
 
     @property
@@ -156,7 +159,7 @@ class PoolMember:
 
 
 def describe_fault(sighting: Sighting) -> str | None:
-    """Return the reason why a worker cannot be used, from the outcome of a call to it; None if it can be used."""
+    """Return the reason why a worker cannot be used, as a GetInfo call to it has shown; None if it can be used."""
     if sighting.refusal is not None:
         return f"it refuses GetInfo: {sighting.refusal}"
     if sighting.info is None:

@@ -67,16 +67,18 @@ class Ranks:
         self._group: Any = _ray().util.placement_group([bundle] * num_ranks, "STRICT_PACK", **labels)
 
     def cores_of(self, rank: int) -> str | None:
-        """Return the cores of a rank as text such as the setting `cpu_cores` has; None if that setting is not set."""
+        """Return the CPU cores of one rank as a text for the setting `cpu_cores`, such as "0,2,3"; None if the target's
+        own `cpu_cores` is not set.
+        """
         cores = self._cores[rank]
         if cores is None:
             return None
         return format_cores(cores)
 
     def options(self, options: dict[str, Any], rank: int) -> dict[str, Any]:
-        """Return the Ray options of a rank's actor, which also apply when Ray restarts it.
+        """Return the Ray options for the actor of one rank, with the rank's place in the placement group.
 
-        options: options for an actor outside of a placement group.
+        options: options that the actor would have outside of a placement group.
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -85,7 +87,9 @@ class Ranks:
         return {**alone, "scheduling_strategy": strategy}
 
     def start_followers(self, options: dict[str, Any]) -> None:
-        """Start the actors of ranks 1 and up. options: Ray options for an actor outside of a placement group."""
+        """Start the actors of ranks 1 and up. options: Ray options that an actor would have outside of a placement
+        group.
+        """
         ray = _ray()
         placement = self._placement
         for rank in range(1, placement.num_ranks):
@@ -94,7 +98,9 @@ class Ranks:
             self._followers.append(ray.remote(FollowerActor).options(**mine).remote(*arguments))
 
     def stop(self) -> None:
-        """Kill the followers and release the resources of all ranks. Call it after the target has ended."""
+        """Kill the actors of ranks 1 and up, and release the resources of all ranks. Call it after the target has
+        ended.
+        """
         ray = _ray()
         for follower in self._followers:
             with contextlib.suppress(Exception):
@@ -106,16 +112,16 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class ActorLost:
-    """Outcome of a call of an actor whose process has ended, or that cannot be called now."""
+    """Outcome of a call to an actor whose process has ended, or that cannot be called now."""
 
     message: str
-    """Reason that Ray gives."""
+    """First line of the error with which the call failed."""
     is_final: bool
     """Whether Ray will not restart the actor."""
 
 
 Answer = StartedActor | StartFailure | ActorLost
-"""How an actor's last start went: the worker serves, it did not start, or the actor was lost."""
+"""Outcome of an actor's last start: the worker serves, it did not start, or the actor was lost."""
 
 
 class RayWorker:
@@ -189,8 +195,8 @@ class RayWorker:
         return self._pending is None or bool(_ray().wait([self._pending], timeout=0)[0])
 
     def kill(self) -> None:
-        """End the actor for good, without waiting for its slots; a tensor-parallel target's other ranks end with it.
-        Drain the worker before.
+        """End the actor for good, without waiting for the worker's slots; a tensor-parallel target's other ranks end
+        with it. Drain the worker before.
         """
         with contextlib.suppress(Exception):
             _ray().kill(self._actor, no_restart=True)

@@ -79,8 +79,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             reading.cancel()
 
     async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ScaleReply:
-        """Set the size of the pool that the request names, if the request has a size. Return the sizes of the pools
-        after that.
+        """Set the size of the pool that the request names, if the request has a size. Return the pools' sizes after the
+        change.
         """
         count = None
         if request.HasField("num_workers"):
@@ -88,7 +88,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         return await asyncio.wrap_future(self._scale(request.pool, count))
 
     async def end_all(self) -> None:
-        """End the calls of all gateways, which then join another launcher."""
+        """End the calls of all gateways. Each gateway then calls the registry of another launcher of the system, if
+        there is one.
+        """
         self._is_stopping = True
         for reading in list(self._joined):
             reading.cancel()

@@ -52,7 +52,8 @@ class Sighting:
     """Whether the call timed out: the worker hangs, or its machine is gone. If it is False and `info` is None, the
     connection was refused or broken, or the server answered with an error."""
     refusal: str | None = None
-    """Error with which a running server answered the call; None if there was none."""
+    """Error with which the worker's server answered the call. None if the call succeeded or timed out, or if its
+    connection was refused or broken."""
 
 
 class WorkerCalls:

@@ -32,7 +32,8 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 WINDOW_S = 5.0
-"""Seconds over which busy time, late rounds and refused choices are measured: the last WINDOW_S before now."""
+"""Length in seconds of the time before now over which loads are measured: busy time, late rounds and refused
+choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class PoolLoad:
     num_draining: int = 0
     """Number of workers that drain."""
     num_queued: int = 0
-    """Number of choices that wait for a slot, at all gateways; 0 for a draft pool."""
+    """Number of choices that wait for a slot of this pool, at all gateways; 0 for a draft pool."""
     num_refused: int = 0
     """Number of choices that all gateways together refused in the last WINDOW_S seconds because no slot was free; 0 for
     a draft pool."""
@@ -54,11 +55,11 @@ class PoolLoad:
     """For a draft pool: number of choices that run or wait, at all gateways, in the target pools that it drafts for. 0
     for a target pool."""
     busy_share: float | None = None
-    """Fraction (0 to 1) of the last WINDOW_S seconds that a serving worker spent in steps, as the mean over these
-    workers; None if it is not known."""
+    """Fraction (0 to 1) of the last WINDOW_S seconds that a serving worker of the pool spent in steps: the mean over
+    these workers. None if it is not known of each of them."""
     late_share: float | None = None
-    """For a draft pool: fraction of rounds with a late proposal, in the last WINDOW_S seconds and the target pools that
-    it drafts for. None if there were no rounds, and for a target pool."""
+    """For a draft pool: the fraction of rounds, in the target pools that it drafts for and the last WINDOW_S seconds,
+    for which draft tokens came too late. None if there were no rounds, and for a target pool."""
 
 
 class SizeChange(Enum):
@@ -97,7 +98,8 @@ class Scaler:
         self._over_since_s = self._under_since_s = math.nan
 
     def decide(self, load: PoolLoad, now_s: float) -> Decision:
-        """Return the change of size that is due now.
+        """Return the change of the pool's size that is due now, with its reason. A change is due once the load has been
+        too high or too low for as long as the settings say.
 
         load: the pool's present load. now_s: time in seconds, by a monotonic clock that is the same one at every call.
         """
@@ -182,7 +184,7 @@ _Samples = deque[tuple[float, int, int]]
 
 
 class PoolLoads:
-    """Collects the replies of workers and the reports of gateways, and sums them up by pool."""
+    """Collects workers' replies to GetInfo and the gateways' reports, and computes the load of each pool from them."""
 
     def __init__(self) -> None:
         self._busy: dict[str, _Samples] = {}
@@ -205,7 +207,7 @@ class PoolLoads:
             _add(samples, at_s, info.busy_us, 0)
 
     def forget(self, member: str) -> None:
-        """Drop the replies of a worker."""
+        """Drop the replies of a worker, so that its busy time no longer counts."""
         self._busy.pop(member, None)
 
     def set_reports(self, reports: Iterable[registry_pb2.GatewayReport], at_s: float) -> None:
@@ -305,7 +307,7 @@ sizes."""
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The workers of one pool, counted by state."""
+    """The workers of one pool by state: serving, starting, draining."""
 
     serving: list[str]
     """Names of the workers that serve."""
@@ -383,8 +385,8 @@ class PoolSizes:
         return names
 
     def set_by_load(self, reports: Iterable[registry_pb2.GatewayReport], now_s: float) -> None:
-        """Add a worker to pools whose load is high, and remove one from pools whose load is low. The loads are looked
-        at once a second at most.
+        """Add a worker to each pool whose load is too high, and remove one from each pool whose load is too low. If the
+        loads were checked less than a second ago, do nothing.
 
         reports: the latest report of each gateway. now_s: monotonic time in seconds.
         """

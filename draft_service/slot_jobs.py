@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from outrider.engine.speculation.beam import BeamLevel
 
 FeatureBits = NDArray[np.uint16]
-"""Features as received: the bits of bfloat16 numbers, as uint16, [num_tokens, width]."""
+"""Features as received: the bits of bfloat16 numbers, as uint16, [num_tokens, width of a feature]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class AdvanceJob:
     base_len: int
     committed_ids: tuple[int, ...]
     is_missed: bool = False
-    """Whether the target had no draft tokens for its last step. A delivery may then have been lost."""
+    """Whether the target had no draft tokens for the slot's last step. An earlier delivery for the slot may then have
+    been lost."""
     levels: tuple[BeamLevel, ...] = ()
     """Decided levels of a beam search, which take the place of `committed_ids`; empty for other requests."""
     error: str = ""
@@ -36,27 +37,29 @@ class AdvanceJob:
 
     @property
     def decided(self) -> tuple[Any, ...]:
-        """What the job commits in place of everything from position `base_len` on: token ids, or levels of a beam
-        search.
+        """Token ids, or levels of a beam search, that the job commits in place of everything from position `base_len`
+        on.
         """
         return self.levels or self.committed_ids
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesRequest:
-    """Request to a target for the features of one lease's tokens, from position `start` on."""
+    """Request to a target for the features of the committed tokens of one slot, from position `start` on. The slot is
+    named by the ticket of its lease.
+    """
 
     ticket: int
     start: int
     id: int
-    """Number that the target returns with the features. The slot's next requests have another number once features that
-    it had received are lost."""
+    """Number that the target returns with the features. The slot gives its requests another number after it has lost
+    features that it had received."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesJob:
-    """Job with features of consecutive tokens of a lease, which arrived from a target. They may be late or repeated,
-    and features of earlier tokens may never arrive.
+    """Job with features of consecutive tokens of one slot, which a target has sent. They may come late or twice, and
+    features of earlier tokens may have been lost.
     """
 
     ticket: int
@@ -67,7 +70,7 @@ class FeaturesJob:
     """Features, [num_rows, width]."""
     on_stored: Callable[[], None]
     """Function to call on the engine thread once the slot has stored the features. The link to the target then reads
-    more of them."""
+    further features from the stream."""
     request_id: int = 0
     """Number of the request that the features answer; 0 if the target returned none."""
 

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 4.0
-"""Maximum time in seconds for a reply; a part that takes longer is unhealthy."""
+"""Maximum seconds that a server may take to reply to a check. A server that takes longer is unhealthy."""
 TLS_DIR = Path("/etc/outrider/secrets")
-"""Folder at which the compose file and the Helm chart mount a part's certificate."""
+"""Folder at which the compose file and the Helm chart mount the certificate of the process in the container."""
 COMMAND_LINE = Path("/proc/1/cmdline")
-"""File with the command line of the gateway, which is the first process of its container."""
+"""Path of the file with the command line of the container's first process. In a gateway's container, that process is
+the gateway."""
 
 
 def check_http(host: str, port: int) -> str | None:
-    """Return the reason why /readyz does not reply with 200; None if it does."""
+    """Return the reason why the gateway's /readyz does not reply with 200; None if it does."""
     folder = _public_tls_dir()
     if folder:
         context = _own_context(Path(folder))
@@ -65,7 +66,7 @@ def _own_context(folder: Path) -> ssl.SSLContext:
 
 
 def check_grpc(host: str, port: int) -> str | None:
-    """Return the reason why the health service does not report SERVING; None if it does."""
+    """Return the reason why a server's gRPC health service does not report SERVING; None if it does."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     reply = _call(host, port, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest())
@@ -78,14 +79,18 @@ def check_grpc(host: str, port: int) -> str | None:
 
 
 def check_draft(host: str, port: int) -> str | None:
-    """Return the reason why a draft's engine counts as hanging; None if it does not hang."""
+    """Return the reason why a draft worker's engine counts as hanging, or why the worker does not reply; None if it
+    replies and does not hang.
+    """
     from outrider.v1 import draft_pb2_grpc
 
     return _trouble_of_engine(host, port, draft_pb2_grpc.DraftServiceStub)
 
 
 def check_target(host: str, port: int) -> str | None:
-    """Return the reason why a target's engine counts as hanging; None if it does not hang."""
+    """Return the reason why a target's engine counts as hanging, or why the target does not reply; None if it replies
+    and does not hang.
+    """
     from outrider.v1 import target_pb2_grpc
 
     return _trouble_of_engine(host, port, target_pb2_grpc.TargetServiceStub)

@@ -36,11 +36,11 @@ def pid_of(program: str) -> int:
 
 
 def stay(pid: int, program: str, folder: Path) -> int:
-    """Wait until process `pid` has ended. Return the exit code: 0 if a signal asked for the end, 1 if the process ended
-    by itself.
+    """Wait until process `pid` has ended. Return the exit code: 0 if this process had received a signal to end, 1 if
+    `pid` ended by itself.
 
     program: name of Ray's executable that `pid` runs. folder: folder of the sockets of this container's workers. On a
-    first signal the workers drain, and then the process is ended. After a second signal it is ended without waiting for
+    first signal the workers drain, and then `pid` is ended. After a second signal `pid` is ended without waiting for
     the workers.
     """
     process = os.pidfd_open(pid)

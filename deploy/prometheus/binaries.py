@@ -12,7 +12,9 @@ from outrider.wire.processes.folders import cache_folder
 
 
 class NotFound(Exception):
-    """Raised if the program is not on this machine and cannot be fetched. The message has the reason and a remedy."""
+    """Raised if a program of Prometheus is not on this machine and cannot be fetched. The message has the reason and a
+    remedy.
+    """
 
 
 def find(program: str, *, fetch: bool = True) -> Path:

@@ -103,8 +103,8 @@ def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tens
 
 
 def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Split `rows` into consecutive parts with `counts` rows each. If there are several parts, each is a copy, so that
-    one part does not keep the memory of the others alive.
+    """Split the rows of a tensor into consecutive parts: part i has counts[i] rows. If there are several parts, each is
+    a copy, so that one part does not keep the memory of the others alive.
     """
     parts = rows.split(list(counts))
     if len(parts) == 1:
@@ -113,8 +113,8 @@ def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
 
 
 class MedusaDrafter(BlockDrafter):
-    """Drafter with Medusa heads. Each head predicts another position after the last committed token. All read the same
-    feature, that of the token before the last committed one.
+    """Drafter with Medusa heads: head i, counted from 1, predicts the i-th token after the last committed one. All
+    heads read the same feature, that of the token before the last committed one.
     """
 
     def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[HeadSlot]) -> None:
@@ -132,10 +132,10 @@ class MedusaDrafter(BlockDrafter):
 
 
 class MaskDrafter(BlockDrafter):
-    """Drafter with a model or a head that predicts the tokens at mask tokens. The masks are fed after the last
+    """Drafter with a model or a head that predicts several tokens in one forward. Mask tokens are fed after the last
     committed token, and the logits of these rows are the distributions of the next tokens.
 
-    After each forward the masks are cut from the cache, so only committed tokens stay there.
+    After each forward the mask tokens are cut from the cache, so only committed tokens stay there.
 
         # committed [..., 7, 9], blocks of 3 masks: [9, MASK, MASK, MASK] is fed, and the logits of these 4 rows are the
         # distributions of the next 4 tokens

@@ -24,7 +24,7 @@ def create_drafter(
     metrics: WorkerMetrics,
     draft_slots: Mapping[SlotKey, DraftSlot],
 ) -> NodeDrafter[DraftSlot]:
-    """Create the drafter of a worker, according to what the worker has loaded.
+    """Create the drafter of a worker for what the worker has loaded: a model, a head or tables.
 
     `state`: a `DraftState` for a model or a head, or a `TableState` for tables. `draft_slots`: the worker's slots by
     key; the caller adds and removes them, and each step sees the present ones.

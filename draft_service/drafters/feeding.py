@@ -36,11 +36,12 @@ class FeedRequest:
     """Nodes of the slot's tree, or ROOT, after which logits are needed."""
     ahead: Sequence[RowAhead] = ()
     """Look-ahead rows to feed after the nodes: guessed tokens, fed before it is known whether they become draft tokens.
-    `num_new` does not count them. If memory does not suffice for those of all slots, none are fed."""
+    `num_new` does not count them. If memory does not suffice for the look-ahead rows of all slots, no slot's are
+    fed."""
 
 
 class Feeder:
-    """Runs the forwards of a draft's model, and allocates the slots' cache memory."""
+    """Runs the forwards of a draft worker's model or head, and allocates cache memory for the slots."""
 
     def __init__(
         self,
@@ -64,12 +65,13 @@ class Feeder:
     def feed(
         self, requests: Mapping[SlotKey, FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
     ) -> tuple[list[tuple[FeedRequest, Row]], Tensor] | None:
-        """Run a forward over those requested slots for which there is memory, and over chunks of prompts that are not
-        cached yet.
+        """Run one forward over those requested slots for which there is cache memory, and over chunks of prompts that
+        are not cached yet.
 
-        `requests`: requests by slot key. `make_row`: function that creates a slot's row; it is called once there is
-        memory for the row. `now`: monotonic time, in seconds. Returns the requests that were fed, each with its row,
-        and their logits [sum(num_logits), V] float32 in the same order; None if there was nothing to do.
+        `requests`: requests by slot key. `make_row`: function that creates the row of a request; it is called once
+        there is memory for the row. `now`: monotonic time, in seconds. Returns the requests that were fed, each with
+        its row, and the logits of these rows [sum(num_logits), V] float32 in the same order. Returns None if there was
+        nothing to feed.
         """
         step_requests = self._step_requests(requests)
         if not step_requests and not self._scheduler.num_starved:

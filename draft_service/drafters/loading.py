@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 @dataclass
 class ModelState(ModelWorkerState):
-    """What a draft worker with a model holds after loading it.
+    """State of a draft worker with a model, after loading: the model and its slots.
 
     The model can also draft for targets with another vocabulary, unless it has an encoder or predicts at mask tokens.
     """
@@ -42,15 +42,15 @@ class ModelState(ModelWorkerState):
     """Layout of a block of mask tokens, at which the model predicts several tokens in one forward; None for a model
     that drafts one token at a time."""
     shared_vocabularies: list[pb.SharedVocabulary] = field(default_factory=list)
-    """Descriptions of the vocabularies of targets with another tokenizer that the draft can draft for. Pairing checks
-    with targets add to them."""
+    """Descriptions of what the worker's vocabulary has in common with those of targets with another tokenizer. The
+    pairing check with such a target adds one."""
     open_ahead: OpenAhead | None = None
     """Function that creates the look-ahead rows of a slot: guessed tokens that are fed before it is known whether they
-    become draft tokens. None if the draft uses none."""
+    become draft tokens. None if the worker uses no look-ahead rows."""
 
     @property
     def supports_retokenization(self) -> bool:
-        """Whether the draft can serve targets with another vocabulary."""
+        """Whether the worker can draft for targets with another vocabulary."""
         return self.block is None and not self.runner.facts.decoder_start_ids
 
     def info(self) -> pb.WorkerInfo:
@@ -63,7 +63,7 @@ class ModelState(ModelWorkerState):
 
 @dataclass
 class HeadState(WorkerState):
-    """What a draft worker with a head (EAGLE, Medusa or another) holds after loading it."""
+    """State of a draft worker with a head (EAGLE, Medusa or another), after loading."""
 
     head: LoadedHead = field(kw_only=True)
     needs_features: ClassVar[bool] = True

@@ -131,8 +131,8 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
             slot.settle()  # entries that a head computed from its own outputs are computed again from features
 
     def is_cached(self, draft_slot: DraftSlot) -> bool:
-        """Return whether the cache still holds all tokens of the slot that were fed. Some are missing if another slot
-        has taken the memory.
+        """Return whether the cache still holds all tokens of the slot that were fed. Some are missing if their memory
+        was given to another slot.
         """
         slot = cache_slot_of(draft_slot)
         tree = draft_slot.tree

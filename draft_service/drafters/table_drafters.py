@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 @dataclass
 class TableState(WorkerState):
-    """What a draft worker without a model holds after loading: a vocabulary, and slots that draft from tables, such as
+    """State of a draft worker without a model, after loading: a vocabulary, and slots that draft from tables, such as
     counts of n-grams.
     """
 
@@ -77,8 +77,8 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
 
 
 class TableSlot(BareSlot):
-    """Slot that drafts from a table. Its follower is the table's state for this slot's sequence, which is the encoder's
-    input, if any, and then the committed tokens.
+    """Slot that drafts from a table. Its follower is the table's state for the slot's sequence: the encoder's input, if
+    any, and then the committed tokens.
     """
 
     __slots__ = ("_is_sound", "_num_source", "follower")
@@ -106,8 +106,8 @@ class TableSlot(BareSlot):
         self.follower.append(ids)
 
     def counts_after(self, path: Sequence[int]) -> Counts | None:
-        """Return how often, by the table, each id has followed the committed tokens and then a path of draft tokens;
-        None if there are no counts.
+        """Return, for each token id, how often it has followed the committed tokens and then a path of draft tokens, as
+        the table counts. None if the table has no counts there.
 
         `path`: ids of the draft tokens.
         """

@@ -35,11 +35,11 @@ from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.telemetry.metrics import WorkerMetrics
 
 MAX_WHOLE_IDS = 2048
-"""Limit for the setting `draft_logprobs`: `auto` sends whole distributions only if one distribution for each sampling
-slot together has at most this many ids. Cut distributions are much smaller: with 4,096 ids, whole ones took 117 to 156
-kB for each committed token, and cut ones 5 to 9 kB."""
+"""Limit for `auto`, a value of the setting `draft_logprobs`. A distribution is sent whole if the vocabulary's size,
+times the number of sampling slots, is at most this number; else only its likeliest ids are sent. With 4,096 ids, whole
+distributions took 117 to 156 kB for each committed token, and cut ones 5 to 9 kB."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
-"""Maximum bytes of distributions that one slot's tree keeps in case they have to be sent again."""
+"""Maximum bytes of distributions that one slot's draft tree keeps, in case its nodes have to be sent again."""
 BYTES_AN_ID = 20
 """Bytes per id of a kept distribution: a float32 score, an int64 id and a float64 weight."""
 
@@ -51,7 +51,7 @@ the gRPC loop's thread."""
 
 
 class Grower:
-    """Worker of the draft's engine thread. It owns the slots and their draft trees, and runs jobs and steps."""
+    """Jobs and steps of a draft worker, on its engine thread. It owns the slots and their draft trees."""
 
     def __init__(
         self,
@@ -249,8 +249,8 @@ class Grower:
         return self._drafter.next_wake()
 
     def step(self, now: float) -> bool:
-        """Feed the likeliest nodes of all slots, add their children to the trees, and send the new nodes to the
-        targets. Return whether anything was fed.
+        """Feed the likeliest nodes of all slots, add children to these nodes, and send the new nodes to the targets.
+        Return whether anything was fed.
 
         `now`: monotonic time, in seconds.
         """
@@ -303,8 +303,8 @@ class Grower:
         return num_fed
 
     def fail_step(self, error: Exception) -> None:
-        """Close every slot in which draft tokens grow, after a step has raised an error, since its cache may be wrong.
-        The gateway then opens the slot again.
+        """Close every slot in which draft tokens grow. Call it after a step has raised `error`, since the caches of
+        these slots may be wrong. The gateway then opens the slots again.
         """
         for draft_slot in list(self._slots.values()):
             if draft_slot.is_growing:

@@ -25,8 +25,8 @@ MAX_NODES_PER_SLOT = 16
 class NodeScheduler:
     """Chooses the nodes that a step feeds: the likeliest of all slots, shared fairly between callers.
 
-    A node's gain is the probability that its child is used. Feeding more nodes raises the sum of gains and takes
-    longer; the scheduler chooses the number of nodes with the highest sum of gains per second.
+    A node's gain is the probability that the distribution after it is used. Feeding more nodes raises the sum of gains
+    and takes longer; the scheduler chooses the number of nodes with the highest sum of gains per second.
 
         # gains 0.9, 0.5, 0.1; steps of 1, 2 and 3 rows take 10, 11 and 12 ms:
         # 0.9 / 10, 1.4 / 11 and 1.5 / 12 tokens per ms: two nodes are fed
@@ -41,11 +41,11 @@ class NodeScheduler:
         self._budget = RowBudget[_Candidate](self.cost)
 
     def choose(self, slots: Iterable[DraftSlot], now: float) -> list[tuple[DraftSlot, Sequence[int]]]:
-        """Return the nodes to feed next, by slot. They are the likeliest ones, unless feeding them would slow a caller
-        by more than its fair share.
+        """Return the nodes to feed next, by slot. They are the likeliest of all slots, unless feeding them would slow a
+        caller by more than its fair share.
 
-        Where a draft uses look-ahead rows (guessed tokens after a node), it also marks those that are as likely to be
-        used. `now`: monotonic time, in seconds.
+        If a slot uses look-ahead rows (guessed tokens after a node), the rows to feed are marked in the slot's `ahead`;
+        they compete with the nodes by probability. `now`: monotonic time, in seconds.
         """
         candidates: dict[
             bytes, list[Iterable[_Candidate]]
@@ -101,16 +101,18 @@ class NodeScheduler:
         return best[: int(rates.argmax()) + 1]
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Record what the last chosen step took. `num_rows`: number of its rows. `seconds`: its duration."""
+        """Record the cost of the step that the last `choose` was for. `num_rows`: number of the step's rows. `seconds`:
+        its duration.
+        """
         self.cost.note(num_rows, seconds)
         self._budget.note(seconds)
 
 
 class _Candidate(NamedTuple):
     gain: float
-    """Probability that the row's output is used."""
+    """Probability that the distribution after the node, or after the look-ahead row, is used."""
     node: int
-    """Index of the node, or number of the look-ahead row, which is below ROOT."""
+    """Index of the node in the slot's tree; for a look-ahead row, its number, which is below ROOT."""
     draft_slot: DraftSlot
 
 

@@ -21,13 +21,14 @@ from outrider.wire.transport.codec import DenseDistributions
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
 PUSH_S = 0.004
-"""Minimum seconds between two messages of deterministic draft tokens for one slot, while its target still has some
-buffered."""
+"""Minimum seconds between two messages of deterministic draft tokens for one slot, while the slot's target still has
+some of its draft tokens."""
 NUM_URGENT = 4
-"""Number of messages that are sent without delay for a slot, once its target has run out of draft tokens."""
+"""Number of messages for a slot that are sent at once, without waiting `PUSH_S`, after the target has run out of draft
+tokens for the slot."""
 MAX_IN_MESSAGE = MAX_NODES // 2
-"""Number of nodes at which a message is full. Siblings of its last node are still added, since they share a
-distribution."""
+"""Number of nodes at which a message is full. Siblings of its last node are still added, since siblings share a
+distribution, which is sent once."""
 
 Send = Callable[[str, int, Delivery], None]
 """Function that sends a delivery. Arguments: the target's address, its epoch, and the delivery. Runs on the gRPC loop's
@@ -37,8 +38,8 @@ thread."""
 class NodeSender:
     """Sends new nodes of the slots' trees to their targets.
 
-    Only counts and times decide when nodes are sent. Under the acceptance rule `rejection` this must not depend on
-    sampled tokens, or the output would no longer have the target's distribution.
+    Only counts and times decide when nodes are sent. Under the acceptance rule `rejection`, the moment of sending must
+    not depend on sampled tokens, or the output would no longer have the target's distribution.
     """
 
     def __init__(self, engine: EngineThread, send: Send, metrics: WorkerMetrics) -> None:
@@ -49,8 +50,8 @@ class NodeSender:
     def push_due(self, draft_slot: DraftSlot) -> None:
         """Send the new nodes of a slot if they are due.
 
-        Sampled nodes are due at once. Deterministic nodes are due at once if the target has no draft tokens, else every
-        `PUSH_S` seconds.
+        Sampled nodes are due at once. Deterministic nodes are due at once if the target has run out of draft tokens for
+        the slot, else every `PUSH_S` seconds.
         """
         tree = draft_slot.tree
         now = time.monotonic()

@@ -29,8 +29,8 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class DraftSlot:
-    """State of one choice in the draft worker: its cache slot, and the draft tokens that grow after its committed
-    tokens.
+    """State of one choice in the draft worker: its committed tokens with their cache, and the draft tokens that grow
+    after them.
     """
 
     job: OpenJob
@@ -38,26 +38,27 @@ class DraftSlot:
     slot: BareSlot
     """Slot with the committed tokens, and with their cache if the drafter has one."""
     acceptance: SlotAcceptance
-    """Acceptance probabilities of draft tokens, by their rank among siblings. The probability of rank 0 is learned in
-    this slot, and the proportions of the other ranks in all slots with like sampling parameters."""
+    """Acceptance probabilities of draft tokens, by their rank among siblings. The probability of rank 0 is learned from
+    this slot alone; the ratios of the other ranks to it, from all slots with like sampling parameters."""
     tree: Growth = field(init=False)
     """Draft tree below the last committed token."""
     is_growing: bool = False
-    """Whether draft tokens grow in the slot. It is False before the first Advance and after a stop string."""
+    """Whether draft tokens grow in the slot. It is False before the first Advance, and after the gateway has found a
+    stop string in the output."""
     ticket: int = 0
-    """Ticket of the lease for which the draft tokens are."""
+    """Ticket of the lease under which the slot's draft tokens are sent to the target."""
     sent_s: float = 0.0
-    """Monotonic time, in seconds, at which nodes were last sent."""
+    """Monotonic time, in seconds, at which nodes of this slot were last sent to its target."""
     spent_s: float = 0.0
-    """Seconds that steps with this slot have taken since its last delivery."""
+    """Seconds, since the slot's last delivery, that the steps took in which the slot had a part."""
     num_urgent: int = 0
-    """Number of the slot's next messages that are to be sent without delay, because its target ran out of draft
+    """Number of the slot's next messages that are to be sent at once, because the slot's target ran out of draft
     tokens."""
     block: Block | None = None
     """Latest block of a block drafter. None before it is filled; committing tokens sets it to None again."""
     ahead: RowsAhead | None = None
     """Look-ahead rows of the slot: guessed tokens that are fed together with nodes, before it is known whether they
-    become draft tokens. None if the draft uses none."""
+    become draft tokens. None if the draft worker uses none."""
 
 
 NodeRequest = tuple[DraftSlot, Sequence[int]]

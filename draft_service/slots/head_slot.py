@@ -13,8 +13,8 @@ from outrider.engine.feature_buffer import FeatureBuffer
 from outrider.engine.worker.slots import Slot, needs_prefill
 
 MAX_FEATURE_BYTES = 64 << 20
-"""Maximum bytes of features that a slot keeps before its head reads them. If the head is further behind, it goes on
-from the newest features, with an empty cache."""
+"""Maximum bytes of features that a slot keeps until its head reads them. If more arrive, the slot drops the kept ones,
+empties its cache, and goes on from the newest features."""
 
 
 def as_tensor(data: FeatureBits) -> Tensor:
@@ -28,9 +28,9 @@ class HeadSlot(Slot):
     """Slot of a head: a cache entry for each token, computed from the token and a feature.
 
     The feature is that of the token itself (`lag` 0) or of the token before it (`lag` 1). The cache begins at the first
-    token that has a feature. A head without a cache reads only the newest feature. Entries of draft tokens are computed
-    from the head's own outputs in place of features. They are used as long as those tokens are accepted, and are
-    computed again from features once one is not.
+    token for which this feature is known. A head without a cache reads only the newest feature. Entries of draft tokens
+    are computed from the head's own outputs in place of features. They stay while the draft tokens are accepted, and
+    after a rejection they are computed again from features.
 
         # lag 1, 4 committed tokens, features of positions 0 and 1: tokens 1 and 2 can be fed (`num_feedable` is 2)
     """
@@ -49,13 +49,14 @@ class HeadSlot(Slot):
         self.first = lag
         self.features = FeatureBuffer(2 * width)
         self.request_id = 1
-        """Number of the slot's requests for features. It grows when features that were received are lost."""
+        """Number that the slot gives its requests for features. It grows by one when features that were received are
+        lost."""
         if lag:
             self._salt += self.committed[0].to_bytes(4)  # the first token has no entry, and all features depend on it
 
     @property
     def next_position(self) -> int:
-        """Position of the next feature that the slot needs."""
+        """Position of the token whose feature the slot needs next."""
         return self.first + self._num_agreed - self.lag
 
     @property
@@ -68,17 +69,20 @@ class HeadSlot(Slot):
         return max(0, min(len(self.committed) - 1, self.features.end) + self.lag - self.first)
 
     def features_of(self, num_tokens: int) -> Tensor:
-        """Return the features of the next num_tokens tokens to feed, [num_tokens, width] bfloat16."""
+        """Return the features with which the slot's next num_tokens tokens are fed, [num_tokens, width] bfloat16."""
         start = self.first + len(self.cached) - self.lag
         data = np.frombuffer(self.features.read(start, start + num_tokens), dtype=np.uint16)
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
 
     def store_features(self, start: int, data: FeatureBits, request_id: int) -> None:
-        """Store features of consecutive positions from `start` on. They may be late or repeated.
+        """Store features of consecutive tokens, which may come late or twice.
 
-        `data`: the features. `request_id`: number of the request that they answer. They cannot follow the stored
-        features if those in between were lost, or if the slot keeps MAX_FEATURE_BYTES already. If they answer the
-        slot's present request, the cache is then emptied and begins again at `start`; otherwise they are dropped.
+        `start`: position of the first token. `data`: the features. `request_id`: number of the request that the target
+        answers with them.
+
+        New features do not continue the stored ones if features between them were lost, or if the slot would keep more
+        than MAX_FEATURE_BYTES. In these cases: if `request_id` is the slot's present one, the cache is emptied and
+        begins again at `start`; else the new features are dropped.
         """
         if self._append(start, data) or request_id != self.request_id:
             return
@@ -116,8 +120,8 @@ class HeadSlot(Slot):
     def publish(self) -> None:
         """Let other slots use this slot's cache (prefix caching), and drop features that have been used.
 
-        A cache that begins later than at its first possible token is not shared, since its entries depend on where it
-        begins.
+        A cache is not shared if it begins later than at the first token that can have an entry, since its entries
+        depend on where it begins.
         """
         if self.first == self.lag:
             super().publish()

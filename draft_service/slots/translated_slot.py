@@ -11,11 +11,12 @@ from outrider.engine.worker.slots import Slot
 
 
 class TranslatedSlot(Slot):
-    """Slot of a draft whose target has another vocabulary.
+    """Slot of a draft worker whose target has another vocabulary.
 
-    Committed tokens, positions and draft tokens are of the target's vocabulary. Cached tokens are of the draft's
-    vocabulary: they are the committed text as the draft's tokenizer encodes it. A node of the tree is one token in both
-    vocabularies. When a node is committed, it stays cached if the draft's tokenizer encodes the text with that token.
+    Committed tokens, positions and draft tokens are of the target's vocabulary. Cached tokens are of the draft worker's
+    vocabulary: the committed text as the draft worker's tokenizer encodes it. A node of the tree is one token in both
+    vocabularies. When a node is committed, its cache entry stays if the draft worker's tokenizer encodes the new text
+    with the node's token.
 
         # the target's tokens "un", "believ", "able" are the draft's "unbeliev", "able": `committed` has 3, `ids` has 2
     """
@@ -35,23 +36,23 @@ class TranslatedSlot(Slot):
 
     def _write_anew(self) -> None:
         self.written: list[int] = []
-        """Tokens, in the draft's vocabulary, that the draft wrote after the committed text. All but the last are
+        """Tokens, in the draft worker's vocabulary, that it wrote after the committed text. All but the last are
         cached."""
         self.draft_ids: list[int] = []
         """Draft tokens: the written text in the target's vocabulary."""
         self.has_ended = False
-        """Whether the text that the draft writes has ended."""
+        """Whether no more text is to be written after `written`."""
 
     @property
     def drafts_text(self) -> bool:
-        """Whether the draft writes text in its own tokens, which is then encoded in the target's tokens. If False, it
-        drafts only tokens that both vocabularies have.
+        """Whether the draft worker writes text in its own tokens, which is then encoded in the target's tokens. If
+        False, it drafts only tokens that both vocabularies have.
         """
         return self.params.greedy and self.translation.by_strings
 
     def next_written(self) -> list[int]:
-        """Return the ids, in the draft's vocabulary, to feed next in order to get the next token of the text that the
-        draft writes.
+        """Return the ids, in the draft worker's vocabulary, to feed next. The logits after them give the next token of
+        the text that the draft worker writes.
         """
         if self.written and len(self.cached) == len(self.ids) + len(self.written) - 1:
             return self.written[-1:]
@@ -59,10 +60,11 @@ class TranslatedSlot(Slot):
         return self.uncached()
 
     def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
-        """Record the ids that were fed, and the token `own_id` that the draft writes after them.
+        """Record the ids that were fed, and the token that the draft worker writes after them.
 
-        Draft tokens that were made of the text so far stay, since the tree has nodes for them. If the longer text has
-        other tokens of the target's vocabulary in their place, the written text has ended.
+        `own_id`: id of that token in the draft worker's vocabulary. The written text is encoded again in the target's
+        tokens. If the encoding no longer begins with the present draft tokens, these stay, since the tree has nodes for
+        them, and the written text ends.
         """
         self.fed(fed_ids)
         self.written.append(own_id)
@@ -74,7 +76,9 @@ class TranslatedSlot(Slot):
 
     @property
     def ids(self) -> list[int]:
-        """The committed text in the draft's tokens, cut to the draft's context."""
+        """The committed text in the draft worker's tokens, cut to the number of tokens that its context and its cache
+        can hold.
+        """
         ids = self._retokenization.ids
         if len(ids) <= self._limit:
             return ids
@@ -82,8 +86,8 @@ class TranslatedSlot(Slot):
 
     @property
     def max_depth(self) -> int:
-        """Maximum depth of a draft tree within the draft's context. It is 0 if the committed text ends in the middle of
-        a UTF-8 character, since no draft token completes it.
+        """Maximum depth of a draft tree within the draft worker's context. It is 0 if the committed text ends inside a
+        UTF-8 character.
         """
         if not self._retokenization.is_whole:
             return 0
@@ -97,7 +101,9 @@ class TranslatedSlot(Slot):
         self._num_agreed = min(self._num_agreed, self._retokenization.commit(self.committed, num_same))
 
     def is_cache_committed(self, num_cached: int) -> bool:
-        """Return whether the first `num_cached` cached tokens are exactly the committed text in the draft's tokens."""
+        """Return whether the cache holds exactly the committed text in the draft worker's tokens. `num_cached`: number
+        of cached tokens.
+        """
         return self._num_agreed == num_cached == len(self.ids)
 
     def truncate(self, committed_len: int) -> int:
@@ -105,9 +111,10 @@ class TranslatedSlot(Slot):
 
 
 def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None, **more: Any) -> Slot:
-    """Create a slot of a draft model: a `TranslatedSlot` if a translation between vocabularies is given, else a `Slot`.
+    """Create a slot of a draft worker with a model: a `TranslatedSlot` if a translation between vocabularies is given,
+    else a `Slot`.
 
-    `context_limit`: maximum number of tokens in the draft's context. `slot`, `more`: arguments of `Slot`.
+    `context_limit`: maximum number of tokens in the draft worker's context. `slot`, `more`: arguments of `Slot`.
     """
     if translation is None:
         return Slot(*slot, **more)

@@ -26,13 +26,13 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 MAX_TARGETS = 256
 """Maximum number of open streams. Above it, the stream that has gone longest without use is closed."""
 REGISTER_S = 60.0
-"""Maximum seconds that a registration may take, upload included. It is less than a gateway waits for a pairing
-check."""
+"""Maximum seconds that the registration of a head at a target may take, with the upload of its projection. It is less
+than a gateway waits for a pairing check."""
 
 
 class Deliverer:
-    """Sends deliveries to targets. It opens a stream when an address is first used, and a new one after the stream
-    broke.
+    """Sends deliveries to targets over one stream for each address. It opens the stream when an address is first used,
+    and another one at the next use after the stream broke.
     """
 
     def __init__(
@@ -52,23 +52,23 @@ class Deliverer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
-        """Send a delivery to the target at `address`. If it cannot be queued, its draft tokens are counted as
-        dropped.
+        """Queue a delivery for the target at `address`. If too many bytes wait there already, the delivery is not
+        queued, and its draft tokens are counted as dropped.
         """
         if not self._link(address).put(write_delivery(nodes, target_epoch)):
             self._metrics.dropped_tokens.inc(len(nodes.ids))
 
     def request_features(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
-        """Ask a target to send a lease's features, from a position on, as it computes them. Asking twice is
-        harmless.
+        """Ask a target to send the features of a slot's tokens from a position on, now and as it computes them. A
+        second equal request has no further effect.
         """
         self._link(address).registration.request(target_epoch, request)
 
     async def register(self, address: str, target_epoch: int) -> None:
-        """Register the draft's head at a target.
+        """Register the draft worker's head at a target.
 
         Raises `IncompatiblePair` if the target refuses the head. Raises `Unavailable` if the target cannot be reached
-        or does not answer in time. In both cases a later call tries again.
+        or does not answer in time. After either error, another call registers the head again.
         """
         registration = self._link(address).registration
         try:

@@ -38,12 +38,12 @@ from outrider.wire.transport.rpc import describe_failure
 log = get_logger(__name__)
 
 PROBE_S = 60.0
-"""Maximum seconds that a probe may take."""
+"""Maximum seconds that a target may take to reply to one probe request with hidden states."""
 
 
 class WiringTest:
-    """Pairing check of a head: whether it predicts well from the target's hidden states. The test runs once for each
-    epoch of a target. It runs again at the next call if it has failed.
+    """Pairing check of a head: whether the head predicts well from the target's hidden states. The test runs once for
+    each epoch of a target; after a failed test, the next call tests again.
     """
 
     def __init__(
@@ -114,7 +114,8 @@ def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.Probe
     """Return the hidden states that the target computed for the probe text. Call it on the engine thread.
 
     `ids`: token ids of the text. `taps`: layers whose hidden states were requested. `replies`: the target's replies, in
-    the order of `taps`: each holds the next `MAX_PROBE_TAPS` layers, and the last one those that are left.
+    the order of `taps`. Each reply has the hidden states of the next `MAX_PROBE_TAPS` layers; the last one, of the
+    remaining layers.
     """
     states = dict[int, torch.Tensor]()  # by tap: [len(ids), d] bfloat16
     for part, reply in zip(_parts(taps), replies, strict=True):

@@ -20,34 +20,36 @@ from outrider.wire.transport.streams import Outbox
 log = get_logger(__name__)
 
 PIECE_BYTES = 4 << 20
-"""Bytes of one message when a head's projection is uploaded. It is bounded because deliveries wait behind the
+"""Maximum bytes of the projection in one message of an upload. It is bounded because deliveries wait behind the
 message."""
 MAX_PIECES_QUEUED = 4
 """Number of queued messages on the stream above which an upload waits before it queues its next piece."""
 OFFER_AGAIN_S = 5.0
-"""Seconds after which a head that the target refused is registered again, when a slot requests features."""
+"""Seconds after which a head that the target has refused is registered there again, once a slot requests features."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOffer:
-    """What a draft worker sends a target to register its head: the serialised projection, and its digest."""
+    """Content of a head's registration at a target: the serialised projection, and its digest."""
 
     data: bytes
-    """Bytes of the projection."""
+    """The head's projection, serialised."""
     digest: bytes
-    """SHA-256 of the bytes, by which workers name the head."""
+    """SHA-256 of `data`, the serialised projection. Draft workers and targets name the head by it."""
     width: int
-    """Number of elements of a feature."""
+    """Number of elements of one feature of the head."""
 
     @classmethod
     def of(cls, projection: Projection) -> HeadOffer:
-        """Return what is to be sent for a head with this projection."""
+        """Return the content of the registration of a head with this projection."""
         data = projection.to_bytes()
         return cls(data, digest_of(data), projection.spec.width)
 
 
 class Registration:
-    """Registration of the draft's head on one stream to a target: it sends the head, and keeps the target's answer."""
+    """Registration of the draft worker's head over one stream to a target: it sends the head, and keeps the target's
+    answer.
+    """
 
     def __init__(self, offer: HeadOffer, address: str, outbox: Outbox[tpb.Delivery | tpb.HeadRequest]) -> None:
         self.offer = offer
@@ -61,21 +63,22 @@ class Registration:
         self._sending: asyncio.Task[None] | None = None
 
     async def register(self, target_epoch: int) -> None:
-        """Register the head at the target, and wait for the answer. If the target refused it before, it is sent again.
+        """Register the head at the target, and wait for the target's answer. If the target refused the head before, it
+        is registered again.
 
-        Raises `IncompatiblePair` if the target refuses the head. Raises `Unavailable` if the stream ends, or if the
-        head is meanwhile registered at another epoch of the target.
+        Raises `IncompatiblePair` if the target refuses the head. Raises `Unavailable` if the stream ends, or if another
+        call registers the head at another epoch of the target meanwhile.
         """
         error = await asyncio.shield(self._offer(target_epoch, 0.0))  # another caller may wait for it, too
         if error is not None:
             raise error
 
     def request(self, target_epoch: int, request: FeaturesRequest) -> None:
-        """Request a lease's features if the head is registered. If it is not, register the head; the slot requests its
-        features again later.
+        """Request features from the target if the head is registered there. If it is not, only register the head; the
+        slot requests its features again later.
 
-        A head that was refused is registered again after `OFFER_AGAIN_S` seconds, since the target may have had no
-        memory for it.
+        A head that the target has refused is registered again after `OFFER_AGAIN_S` seconds, since the target may have
+        had no memory for it.
         """
         answer = self._offer(target_epoch, OFFER_AGAIN_S)
         if answer.done() and answer.result() is None:
@@ -128,9 +131,10 @@ class Registration:
             self._outbox.put(tpb.HeadRequest(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
 
     def settle(self, error: OutriderError | None) -> None:
-        """Record how the registration ended, in place of an earlier end.
+        """Record how the registration ended, in place of an earlier outcome.
 
-        `error`: None if the target accepted the head; else the error because of which it refused it or cannot answer.
+        `error`: None if the target accepted the head; else the reason why the target refused it, or why no answer can
+        come.
         """
         if self._answer.done():
             self._answer = asyncio.Future()

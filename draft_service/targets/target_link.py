@@ -24,16 +24,17 @@ from outrider.wire.transport.tls import Dialer
 log = get_logger(__name__)
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""Maximum bytes of deliveries that wait to be sent to one target. Later deliveries are dropped, since they would arrive
-too late."""
+"""Maximum bytes of deliveries that wait to be sent to one target. Further deliveries are dropped."""
 MAX_UNTAKEN_BYTES = 64 << 20
-"""Maximum bytes of received features that the engine has not stored yet. Above it the stream is not read."""
+"""Maximum bytes of features that the stream has received and the slots have not stored yet. Above it, the stream is not
+read."""
 RETRY_S = 0.005
-"""Seconds between two checks whether the engine has stored enough features for the stream to be read again."""
+"""While the stream is not read, because MAX_UNTAKEN_BYTES is exceeded: seconds between two checks whether it may be
+read again."""
 
 
 class TargetLink:
-    """Stream to one target. After it has ended, another link replaces it."""
+    """Stream from a draft worker to one target. After the stream has ended, a new link replaces this one."""
 
     def __init__(
         self,
@@ -75,13 +76,13 @@ class TargetLink:
 
     @property
     def registration(self) -> Registration:
-        """Registration of the draft's head at the target. The draft must have a head."""
+        """Registration of the draft worker's head at the target. The draft worker must have a head."""
         assert self._registration is not None, "this draft has no head"
         return self._registration
 
     def put(self, item: tpb.Delivery) -> bool:
-        """Queue a delivery, and return True. If too many bytes wait already, drop it and return False. An empty queue
-        accepts a delivery of any size.
+        """Queue a delivery, and return True. If the queue would exceed MAX_BACKLOG_BYTES, drop the delivery and return
+        False. An empty queue accepts a delivery of any size.
         """
         size = item.ByteSize()
         if self._backlog_bytes and self._backlog_bytes + size > MAX_BACKLOG_BYTES:

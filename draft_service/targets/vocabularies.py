@@ -23,7 +23,7 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 READ_S = 60.0
-"""Maximum seconds for a target's reply with its description, and as many for the one with its tokenizer."""
+"""Maximum seconds for each of two replies of a target: the one with its description, and the one with its tokenizer."""
 
 Key = tuple[str, int, tuple[int, ...]]
 """Identity of a vocabulary: the tokenizer's fingerprint, the width of the logits, and the end-of-sequence ids."""
@@ -52,12 +52,14 @@ class TargetVocabularies:
         """Epoch and vocabulary by the target's address."""
         self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
         self.infos: list[pb.SharedVocabulary] = []
-        """Descriptions of the vocabularies to which the draft translates."""
+        """Descriptions of the target vocabularies to which the draft worker translates by tokens that both vocabularies
+        have."""
 
     async def learn(self, address: str, target_epoch: int) -> None:
-        """Ask a target for its vocabulary. If that differs from the draft's, prepare a translation between the two.
+        """Ask a target for its vocabulary. If that differs from the draft worker's, prepare a translation between the
+        two.
 
-        Raises `ConfigError` if the draft cannot translate to it, and `Unavailable` if the target cannot be called now.
+        Raises `ConfigError` if no translation is possible, and `Unavailable` if the target cannot be called now.
         """
         try:
             info: pb.WorkerInfo = await self._stub_of(address).GetInfo(pb.GetInfoRequest(), timeout=READ_S)
@@ -71,8 +73,8 @@ class TargetVocabularies:
         self._of_targets[address] = (target_epoch, vocabulary)
 
     def of(self, message: pb.OpenSlot) -> SlotVocabulary:
-        """Return the vocabulary of a slot that is to be opened: the vocabulary that `learn` read from its target, or
-        the draft's own if none was read.
+        """Return the vocabulary of a slot that is to be opened: the vocabulary that `learn` read from the slot's
+        target, or the draft worker's own if none was read in the target's present epoch.
         """
         epoch, vocabulary = self._of_targets.get(message.target_address, (None, self._default))
         if epoch != message.target_epoch:

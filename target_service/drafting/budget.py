@@ -32,8 +32,8 @@ from outrider.wire.requests.speculation import MIN_GAIN
 from target_service.leases.hold import PendingDraft, hold_until
 
 PROBE_STEPS = 16
-"""Every PROBE_STEPS-th step is a trial: it verifies only half of the draft tokens that pay, and has no extra rows of
-drafters. So the time of smaller steps is measured, too."""
+"""Every PROBE_STEPS-th step is a trial, by which the duration of smaller steps is measured: it verifies only half of
+the draft tokens that pay, and has no extra rows for requests that do not fix the number of draft tokens."""
 _RATE_WEIGHT = 0.25
 """Weight of a step in the moving mean of tokens per second."""
 
@@ -43,16 +43,16 @@ _Item = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class VerifyDemand:
-    """What the budget reads of one slot in order to choose how many of its draft tokens a step verifies. No sampled
-    token influences it.
+    """Needs of one slot, from which the budget chooses how many of the slot's draft tokens a step verifies. Nothing in
+    it depends on which tokens were sampled.
     """
 
     probs: Sequence[float] = ()
     """Acceptance probability of each draft token that the step might verify, best first. If a tree's size may depend on
     its sampled tokens: one probability for each level of the tree."""
     num_required: int = 0
-    """If the request fixes the number of draft tokens: how many are verified, whatever they cost. 0 = the budget
-    verifies those that pay."""
+    """If the request fixes the number of draft tokens: number of the slot's draft tokens to verify, whatever they cost.
+    0 = the budget verifies those that pay."""
     max_rows: int = 0
     """Maximum number of rows that the `num_required` draft tokens may take. It exceeds num_required for a tree whose
     size may depend on the sampled tokens."""
@@ -63,10 +63,10 @@ class VerifyDemand:
     num_pending: int = 1
     """Number of rows that the slot has in a step without draft tokens; usually 1, for its last committed token."""
     extra_rows: int = 0
-    """Number of extra rows. The slot's drafter adds them to this step to make draft tokens for later steps; they are
-    not verified."""
+    """Number of extra rows that the slot's drafter would add to this step to make draft tokens for later steps. They
+    are not verified."""
     extra_gain: float = 0.0
-    """Expected number of accepted tokens per step that the extra rows bring."""
+    """Expected number of accepted tokens per step that come from the slot's extra rows."""
     extra_cost_rows: int = 0
     """Number of rows that `extra_gain` must pay for: the extra rows, and the draft tokens that earlier extra rows
     made."""
@@ -77,7 +77,7 @@ class VerifyDemand:
 
     def part(self, num_drafts: int) -> tuple[bytes, float, int]:
         """Return what the slot adds to a step that verifies its first num_drafts draft tokens: (caller, expected number
-        of tokens that the slot commits, number of its rows).
+        of tokens that the slot commits, number of the slot's rows in the step).
         """
         if num_drafts and self.is_whole:
             gain = sum(self.probs)
@@ -89,7 +89,7 @@ class VerifyDemand:
 
 
 class VerifyChoice(NamedTuple):
-    """What the budget chose for one slot in one step."""
+    """Decision of the budget about one slot in one step."""
 
     num_drafts: int
     """Number of the slot's candidate draft tokens to verify, counted from the first."""
@@ -105,9 +105,9 @@ class _RowGroup(NamedTuple):
     """Rows of one slot that are taken together or not at all."""
 
     index: int
-    """Index of the slot."""
+    """Index of the slot among the step's demands."""
     gain: float
-    """Expected number of tokens of these rows."""
+    """Expected number of tokens that the step commits more if it has these rows."""
     num_rows: int
 
 
@@ -115,7 +115,7 @@ class _Plan(NamedTuple):
     """The choice for a step in which no caller is bounded."""
 
     num_drafts: dict[int, int]
-    """Number of draft tokens to verify, by index of the slot."""
+    """Number of draft tokens to verify of each slot, by the slot's index among the step's demands."""
     has_optional_drafts: bool
     """Whether there are draft tokens that the budget may leave out."""
     is_worthwhile: bool
@@ -140,8 +140,9 @@ class VerifyBudget:
     def note(self, num_rows: int, num_tokens: int, seconds: float, between_s: float = 0.0) -> None:
         """Record the cost of a step in which no prompt was prefilled.
 
-        num_rows: number of its rows. num_tokens: number of tokens that it committed. seconds: its duration. between_s:
-        seconds that passed before it, since the previous step ended or, after a pause, since a slot was ready.
+        num_rows: number of the step's rows. num_tokens: number of tokens that the step committed. seconds: duration of
+        the step. between_s: seconds that passed before the step, since the previous step ended or, after a pause, since
+        a slot was ready.
         """
         self.cost.note(num_rows, seconds)
         self._callers.note(seconds, between_s)
@@ -155,12 +156,12 @@ class VerifyBudget:
     def choose(
         self, demands: Sequence[VerifyDemand], max_rows: int, max_extra_rows: int, absent: Iterable[Scheduling]
     ) -> list[VerifyChoice | None]:
-        """Return, for each slot in the order of `demands`, what the next step verifies of it; None for a slot that is
-        left out of the step.
+        """Return, for each slot in the order of `demands`, what the next step verifies of the slot; None for a slot
+        that the step leaves out.
 
-        max_rows: maximum number of draft tokens and extra rows of all slots. max_extra_rows: maximum sum of their
-        extra_cost_rows. absent: scheduling of slots that are not ready but soon will be; the step leaves their callers
-        a share.
+        max_rows: maximum number of draft tokens and extra rows of all slots together. max_extra_rows: maximum sum of
+        `extra_cost_rows` of the slots that get extra rows. absent: scheduling of the requests whose slots are not ready
+        yet but soon will be; the step leaves the callers of these requests a share.
         """
         self._num_chosen += 1
         is_probe = self._num_chosen % PROBE_STEPS == 0
@@ -311,20 +312,21 @@ class VerifyBudget:
     # waiting
 
     def awaited(self, pending: Sequence[PendingDraft]) -> Sequence[PendingDraft]:
-        """Return those of the pending drafts for which a step may wait.
+        """Return those of the pending draft workers for which a step may wait.
 
         Usually these are all of them. If steps are kept short so that one caller gets its fair share, they are only the
-        drafts of that caller's slots.
+        draft workers of that caller's slots.
         """
         if self._callers.bounding is None:
             return pending
         return [draft for draft in pending if draft.lease.slot.scheduling.caller == self._callers.bounding]
 
     def hold_until(self, awaited: Sequence[PendingDraft], now: float) -> float | None:
-        """Return the monotonic time, in seconds, until which the step waits for these drafts; None if it does not wait.
+        """Return the monotonic time, in seconds, until which the step waits for draft tokens of these draft workers;
+        None if it does not wait.
 
-        It does not wait if draft tokens did not pay in the last step. awaited: result of the method `awaited`. now:
-        monotonic time, in seconds.
+        The step does not wait if, in the last step that could leave draft tokens out, none was worth its rows. awaited:
+        result of the method `awaited`. now: monotonic time, in seconds.
         """
         if not self._is_worthwhile:
             return None

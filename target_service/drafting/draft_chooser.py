@@ -55,10 +55,10 @@ class DraftChooser:
     def candidates(self, lease: Lease) -> Candidates:
         """Return the draft tokens that the slot's next step might verify.
 
-        Usually they are those of the drafter with the largest expected number of accepted tokens, or the grammar's
-        forced tokens if these are more. If the request fixes a number or a tree shape, they are those of the first of
-        the target's own drafters that has any, or else the delivered ones. Forced tokens replace these only if there
-        are as many as the request fixes.
+        If the request fixes neither a number nor a tree shape: the tokens of the drafter with the largest expected
+        number of accepted tokens, or the grammar's forced tokens if there are more of these than that number. If the
+        request fixes one: the tokens of the first of the target's own drafters that has any; if none has, the delivered
+        ones. The grammar's forced tokens then take their place only if there are at least as many as the request fixes.
         """
         if lease.beams is not None:
             return Candidates(lease, budget_items=lease.beams.budget_items(lease.slot, lease.first.acceptance))
@@ -69,10 +69,10 @@ class DraftChooser:
         return forced
 
     def or_forced(self, found: Candidates) -> Candidates:
-        """Return the tokens that the request's grammar forces, as candidates. Return `found` itself if it is expected
-        to bring as many accepted tokens, or if the grammar forces none.
+        """Return, as candidates, the tokens that the request's grammar forces. Return `found` itself if the grammar
+        forces none, or if `found` is expected to bring at least as many accepted tokens as the grammar forces.
 
-        Forced tokens are deterministic, and verified like others.
+        Forced tokens are deterministic draft tokens, and are verified like others.
         """
         lease = found.lease
         if not lease.slot.params.grammar:
@@ -86,7 +86,7 @@ class DraftChooser:
 
     def add_extra_rows(self, found: Candidates) -> Candidates:
         """Return the candidates together with the extra rows that one of the slot's drafters adds to a step in order to
-        make draft tokens for later steps. If no drafter adds any, return `found` itself.
+        make draft tokens for later steps. If no drafter adds any, the result has no extra rows.
 
         The extra rows are those for a step that verifies all candidates.
         """
@@ -251,8 +251,8 @@ class DraftChooser:
         """Return why a step verifies no draft token of a slot. None if it verifies some, or if none were to be
         expected.
 
-        num_drafts: number of the slot's draft tokens that the step verifies. is_left_out: whether there were some, and
-        the budget took none.
+        num_drafts: number of the slot's draft tokens that the step verifies. is_left_out: whether the slot had draft
+        tokens and the budget chose none of them.
         """
         if num_drafts:
             return None
@@ -268,9 +268,9 @@ class DraftChooser:
     # the proposal
 
     def proposal(self, found: Candidates, choice: VerifyChoice) -> Proposal:
-        """Return the proposal of a slot: the first of its candidates, as many as the budget has chosen.
+        """Return the proposal of a slot: its candidates, from the first on, as many as the budget has chosen.
 
-        It is empty if a delivery turns out to break a rule.
+        The proposal has no draft tokens if a delivery turns out to break a rule.
         """
         lease = found.lease
         if not choice.num_drafts and not choice.with_extra_rows:

@@ -16,8 +16,8 @@ from outrider.wire.requests.drafters import Drafter
 
 
 class OwnDrafts:
-    """The target's own drafters of each slot, in order of preference. It passes every change of a slot's committed
-    tokens on to them.
+    """The target's own drafters of each slot, in order of preference. Each change of a slot's committed tokens is
+    passed on to the slot's drafters.
     """
 
     def __init__(self, drafters: Mapping[Drafter, TargetDrafter], *, supports_trees: bool = False) -> None:
@@ -80,8 +80,8 @@ class OwnDrafts:
     def append(self, slot: Slot, token_ids: Sequence[int]) -> list[bool]:
         """Pass the tokens that a step committed on to the slot's drafters.
 
-        Returns, for each of these tokens for which the request's prediction had proposed a draft token, verified or
-        not, whether the prediction was right.
+        The result is about the request's prediction. It has one entry for each of these tokens for which the prediction
+        had proposed a draft token, verified or not: whether that was the committed token.
         """
         self._candidates.pop(slot.key, None)
         found = list[bool]()
@@ -90,10 +90,10 @@ class OwnDrafts:
         return found
 
     def worthwhile_drafters(self, slot: Slot, *, has_fixed_num: bool, is_drafted: bool) -> Iterator[Drafter]:
-        """Yield the slot's drafters that propose something worth verifying, in order of preference.
+        """Yield, in order of preference, the slot's drafters that have a proposal worth verifying.
 
-        has_fixed_num: whether the request fixes the number of draft tokens. If so, the last drafter is yielded even if
-        its proposal is poor. This does not hold if a draft worker drafts for the slot too, unless the drafter's tokens
+        has_fixed_num: whether the request fixes the number of draft tokens. If so, the drafter that is last in order is
+        yielded even if its proposal is poor; but if a draft worker drafts for the slot, only if the drafter's tokens
         are merged with that worker's. is_drafted: whether a draft worker drafts for the slot.
         """
         last = None
@@ -110,8 +110,8 @@ class OwnDrafts:
     ) -> CandidateTree:
         """Return at most max_tokens draft tokens of a drafter, best first; an empty tree if it has none.
 
-        They stay the same until tokens are committed. name: the drafter. state: sampling state of the slot. acceptance:
-        acceptance probabilities of the drafter in this slot.
+        Until tokens are committed, each call returns the same draft tokens. name: the drafter. state: sampling state of
+        the slot. acceptance: acceptance probabilities of the drafter in this slot.
         """
         proposals = self._candidates.setdefault(slot.key, {})
         key = (name, max_tokens)

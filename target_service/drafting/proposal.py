@@ -19,8 +19,8 @@ from target_service.leases.lease import SlotDrafter
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Test of a draft token that was drawn from a distribution. By that distribution and the target's, the token is
-    accepted or rejected.
+    """A draft token that was drawn from a distribution. The target accepts or rejects it by a test of that distribution
+    and the target's own.
     """
 
     node: int
@@ -32,15 +32,15 @@ class Draw:
 
     @property
     def is_one_token(self) -> bool:
-        """Whether the distribution has only one token. A deterministic draft token has such a draw in a chain with
-        sampled ones, and under lenience.
+        """Whether the distribution has only one token. This is so for a deterministic draft token that is tested as a
+        draw: in a chain with sampled ones, or under lenience.
         """
         return self.distribution is not None and self.distribution.scores.size == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a step verifies of one slot: its draft tokens, ready for the forward."""
+    """Draft tokens of one slot that a step verifies, ready for the forward."""
 
     slot: Slot
     tree: DraftTree

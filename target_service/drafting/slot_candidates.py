@@ -35,16 +35,16 @@ class Candidates:
     def num_expected(self) -> float:
         """Expected number of accepted draft tokens if all candidates were verified.
 
-        A sampled chain counts with the maximum length that it could have had, so the number depends on no sampled
-        token.
+        A sampled chain counts with the maximum length that it could have had, so that no sampled token influences the
+        number.
         """
         return sum(budget_item.prob for budget_item in self.budget_items)
 
     @property
     def demand(self) -> VerifyDemand:
-        """What the budget reads of the candidates to choose how many of them a step verifies.
+        """The slot's needs, from which the budget chooses how many of the candidates a step verifies.
 
-        It does not depend on which tokens were sampled. Otherwise the choice would change the output's distribution.
+        They do not depend on which tokens were sampled. If they did, the choice would change the output's distribution.
         """
         lease = self.lease
         shape = lease.speculation.tree

@@ -21,8 +21,8 @@ MAX_BACKLOG_BYTES = 64 << 20
 """Maximum bytes of features that wait to be written to one draft worker. Further features are not queued; they are sent
 later, as far as the target still keeps them."""
 PART_BYTES = 4 << 20
-"""Approximate maximum bytes of features in one message. It is bounded because later messages wait until it is
-written."""
+"""Approximate maximum bytes of features in one message. It is bounded because other messages to the draft worker wait
+until it is written."""
 
 
 class FeatureStream:
@@ -61,8 +61,8 @@ class FeatureStream:
     # requests of the draft
 
     async def wait_read(self) -> None:
-        """Wait while more than MAX_UNREAD messages wait to be written. Call it before reading the draft worker's next
-        message.
+        """Wait while more than MAX_UNREAD messages to the draft worker wait to be written. Call it before reading the
+        draft worker's next message.
         """
         await self._outbox.wait_below(MAX_UNREAD)
 
@@ -123,7 +123,9 @@ class FeatureStream:
         self.count("sent", num_tokens, len(data))
 
     def count(self, fate: str, num_tokens: int, num_bytes: int) -> None:
-        """Count features in the metrics. fate: "sent" or "dropped". num_tokens, num_bytes: their number and size."""
+        """Count features in the metrics. fate: "sent" or "dropped". num_tokens: number of the features. num_bytes:
+        their size.
+        """
         self._metrics.feature_rows.labels(peer=self._peer, fate=fate).inc(num_tokens)
         self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 
@@ -154,7 +156,9 @@ class FeatureStream:
         self._num_written_bytes += sum(len(chunk.data) for chunk in merged.chunks)
 
     async def finish(self, summary: tpb.DeliverSummary) -> None:
-        """Write all queued messages, then the summary of the stream's deliveries, and wait until they are written."""
+        """Write all queued messages and then `summary`, the summary of the deliveries that the draft worker sent.
+        Return when all is written.
+        """
         self._put(tpb.FeatureBatch(summary=summary))
         self._is_over = True
         await self._outbox.wait_below(0)

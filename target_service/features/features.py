@@ -44,8 +44,8 @@ MAX_SUBSCRIPTIONS = 4096
 
 @dataclass(eq=False, slots=True)
 class FeatureSubscription:
-    """Subscription of one draft worker to the features of one lease. The features that the target keeps are sent at
-    once, and later ones after each step.
+    """Subscription of one draft worker to the features of a slot's committed tokens during one lease. The features that
+    the target keeps are sent at once, and later ones after each step.
     """
 
     link: FeatureStream
@@ -59,7 +59,8 @@ class FeatureSubscription:
     has_begun: bool = False
     """Whether the lease has begun. A draft worker may subscribe before its lease has begun at the target."""
     dropped_end: int = 0
-    """Position after the last token whose feature was counted as dropped."""
+    """Position after the last token whose feature was dropped before it could be sent. Up to there, dropped features
+    are already counted in the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ class FeatureJob:
 class _Head:
     projection: Projection
     columns: Tensor
-    """Indices of the head's tapped layers among all that the runner taps, int64, on the device."""
+    """Indices of the head's tapped layers among all layers that the runner taps, [number of taps] int64, on the
+    runner's device."""
 
 
 class Features:
@@ -105,10 +107,11 @@ class Features:
     # heads and subscriptions
 
     def add_head(self, digest: bytes, projection: Projection) -> None:
-        """Make features for a head from the next step on. Raises InvalidRequest if there is no memory for it.
+        """Make features for a head from the next step on. Raises InvalidRequest if there is no memory for its
+        projection.
 
-        digest: digest by which the head is found. projection: linear map from hidden states to features; it is moved to
-        the runner's device.
+        digest: name of the head: the SHA-256 of its serialised projection, or `own_heads.DIGEST`. projection: linear
+        map from hidden states to features; it is moved to the runner's device.
         """
         try:
             self._heads[digest] = _Head(projection.to(self._runner.device), torch.empty(0, dtype=torch.int64))
@@ -137,7 +140,7 @@ class Features:
             head.columns = to_device(columns, self._runner.device)
 
     def subscribe(self, subscription: FeatureSubscription) -> None:
-        """Begin a subscription, and send the features that are kept for it. It replaces an earlier subscription with
+        """Begin a subscription, and send the kept features that it asks for. It replaces an earlier subscription with
         the same ticket. If the ticket's lease has not begun yet, features are sent once it begins.
         """
         self._subscriptions.pop(subscription.ticket, None)
@@ -153,8 +156,9 @@ class Features:
                 del self._subscriptions[ticket]
 
     def probe(self, token_ids: Sequence[int], taps: Sequence[int]) -> tpb.ProbeReply:
-        """Return the hidden states of a text and the likeliest token after each of its tokens. A draft worker tests
-        with them whether its head reads the right layers. Raises Unavailable if there is no memory now.
+        """Return the hidden states of a text, and the likeliest token after each of its tokens. A draft worker compares
+        with them what its head predicts, to test whether the head reads the right layers. Raises Unavailable if there
+        is no memory now.
 
         token_ids: the text. taps: layers whose hidden states are returned.
         """
@@ -165,8 +169,8 @@ class Features:
         return tpb.ProbeReply(taps=_as_bytes(hidden), best_ids=best_ids.tolist())
 
     def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Run a forward over a text of T tokens that belongs to no slot. Return its hidden states at layers `taps`, [T,
-        taps, hidden], and the likeliest id after each token, [T] int64.
+        """Run a forward over a text of T tokens that belongs to no slot. Return the text's hidden states at the layers
+        `taps`, [T, len(taps), hidden size], and the likeliest id after each token, [T] int64.
 
         Raises OutOfBlocks, InvalidRequest, and RuntimeError if torch has no memory.
         """
@@ -205,9 +209,7 @@ class Features:
     # steps
 
     def fed(self, rows: Sequence[Row]) -> None:
-        """Record the rows of the forward that has just run. Call it before `note_committed`, which refers to these
-        rows.
-        """
+        """Record the rows of the forward that has just run: the rows of `note_committed` are looked up among them."""
         self._first_index.clear()
         self._spans.clear()
         if self._heads:
@@ -242,8 +244,8 @@ class Features:
             num_bytes -= _num_bytes(buffers)
 
     def begin_leases(self, tickets: Iterable[int]) -> None:
-        """Send features to the draft workers that have already subscribed to a lease that begins now. tickets: the
-        lease's tickets.
+        """Record that a lease begins, and send kept features to those draft workers that have subscribed under its
+        tickets. tickets: all tickets of the lease.
         """
         for ticket in tickets:
             subscription = self._subscriptions.get(ticket)

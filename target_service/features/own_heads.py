@@ -28,13 +28,13 @@ from outrider.wire.settings.config import TargetConfig
 from target_service.features.features import Features
 
 DIGEST = b"own"
-"""Name of the projection of the target's own heads in `Features`, in place of a digest. No draft worker's head has
-it."""
+"""Name under which the projection of the target's own heads is kept in `Features`. It is no SHA-256, so no draft
+worker's head has it."""
 
 
 class OwnHeads(TargetDrafter):
-    """Drafter in the target with the target's own heads. Their input is the feature of the token before the last
-    committed one, which is the last token in the cache.
+    """Drafter in the target with the target's own heads. The heads read the feature of the token before the last
+    committed one: the last token in the cache.
     """
 
     def __init__(self, loaded: LoadedHead, features: Features) -> None:

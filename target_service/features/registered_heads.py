@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_HEADS = 16
-"""Maximum number of projections that are kept or being uploaded. It is bounded because each takes time in every
+"""Maximum number of projections that are kept or being uploaded. It is bounded because each one is computed in every
 step."""
 MAX_HEADS_BYTES = 1 << 30
-"""Maximum bytes of all projections. It is enough for two projections, each from three layers of 8192 elements to
-features of 8192."""
+"""Maximum bytes of all projections together. Two projections fit that map three layers of hidden size 8192 to features
+of 8192 elements."""
 MAX_PIECE_BYTES = 16 << 20
-"""Maximum bytes of one message of an upload. It is bounded because deliveries wait behind it."""
+"""Maximum bytes of one message of an upload. It is bounded because deliveries wait behind the message."""
 MAX_PROBE_TOKENS = 128
 """Maximum number of tokens of the text on which an uploaded head is tested. Steps wait while the test runs."""
 PIECE_S = 15.0
-"""Maximum seconds between two pieces of an upload. After them the upload is refused."""
+"""Maximum seconds until the next piece of an upload arrives. If none arrives in that time, the upload is refused."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,9 @@ class _Upload:
 
 
 class Heads:
-    """Registry of the heads of draft workers. Each draft worker's stream may register one head."""
+    """Registry of the heads of draft workers. Each draft worker's stream may register one head. Draft workers with
+    equal heads share one projection.
+    """
 
     def __init__(
         self,
@@ -100,8 +102,8 @@ class Heads:
         return head is not None and head.is_ready and stream in head.streams
 
     def register(self, stream: FeatureStream, spec: tpb.HeadSpec) -> None:
-        """Register a stream's head. If its projection is not kept yet, ask the draft worker to upload it. Raises
-        InvalidRequest.
+        """Register a stream's head. If the target does not have its projection yet, ask the draft worker to upload it.
+        Raises InvalidRequest.
 
         An unfinished upload of the same stream is discarded.
         """
@@ -122,8 +124,8 @@ class Heads:
         stream.reply(spec.digest, tpb.HEAD_STATE_NEEDS_WEIGHTS)
 
     def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
-        """Raise InvalidRequest if a probe of these sizes cannot be run. num_tokens: number of tokens of its text. taps:
-        layers whose hidden states are asked for.
+        """Raise InvalidRequest if a probe of this size cannot be run. num_tokens: number of tokens of the probe's text.
+        taps: layers whose hidden states the draft worker asks for.
         """
         self._check_features()
         if not (1 <= num_tokens <= MAX_PROBE_TOKENS and len(taps) <= MAX_PROBE_TAPS):
@@ -209,7 +211,7 @@ class Heads:
             stream.reply(digest, tpb.HEAD_STATE_READY)
 
     def remove_stream(self, stream: FeatureStream) -> None:
-        """Remove a stream that has ended, and each head that no other stream uses."""
+        """Remove a stream that has ended, and each head that no other stream has registered."""
         self._end_upload(stream)
         for digest, head in list(self._heads.items()):
             head.streams.discard(stream)

@@ -20,8 +20,9 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 from outrider.wire.requests.tree_shape import TreeShape
 
 NODE_BYTES = 256
-"""Bytes that one draft token in a buffer counts, without its distribution. In a delivery, a token takes 60 bytes for
-ticket, epoch and position, and 10 for each node on the path to it."""
+"""Bytes that the maximum size of draft buffers allows for one draft token, without its distribution. A draft token
+takes that much in a delivery with a long path: 60 bytes for ticket, epoch and position, and 10 for each node on the
+path to the token."""
 
 
 def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
@@ -39,12 +40,12 @@ class DeliveryCost:
     """Time that a draft worker spent on one delivery. The nodes of the delivery share this object."""
 
     us: int
-    """Microseconds that the draft worker spent; 0 once the gateway has received them with a verdict."""
+    """Microseconds that the draft worker spent; 0 once `pop_cost_us` has returned them."""
 
 
 @dataclass(slots=True)
 class BufferedToken:
-    """What a draft buffer keeps of a draft token besides its id, parent and rank, which are in the buffer's tree."""
+    """Data of one draft token in a draft buffer, besides the id, parent and rank, which are in the buffer's tree."""
 
     kind: NodeKind
     num_bytes: int
@@ -95,9 +96,10 @@ class DraftBuffer:
         if in_step:
             step_len = len(committed)
         distributions = dict[int, EncodedDistribution]()
-        """By the parent's index in the delivery, the distribution of the sampled nodes after it."""
+        """Distribution of the sampled children of a node, by the node's index in the delivery."""
         node_of = dict[int, int]()
-        """By index in the delivery: the node, ROOT, or ROOT - n for the committed token n places before the last."""
+        """By a node's index in the delivery: its index in the buffer's tree. ROOT = the last committed token; ROOT - n
+        = the committed token n places before that one."""
         if delivery.root_len <= len(committed):
             node_of[ROOT] = ROOT + delivery.root_len - len(committed)
         num_late = 0
@@ -160,8 +162,8 @@ class DraftBuffer:
         committed_len: committed length before the step. note: called for each node on the path that had children, with
         the rank of the child that was committed, or None if no child was.
 
-        Returns two numbers: of the dropped nodes, without those on the path itself; and of the nodes on the path that
-        arrived while the step ran, i.e. too late for it.
+        Returns (number of dropped nodes, without those on the path itself; number of draft tokens on the path that
+        arrived while the step ran, too late to be verified in it).
 
         Example: nodes a and b under the root, c under a; committed [a]: b is dropped, and c becomes a child of the
         root.
@@ -198,8 +200,8 @@ class DraftBuffer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the draft worker sends no more draft tokens for now, after the committed ones or after the likeliest
-        path of buffered ones. A step then need not wait for more.
+        """Whether the draft worker sends no more draft tokens for now, either after the last committed token or after
+        the end of the likeliest path in the buffer. A step then need not wait for more.
         """
         if ROOT in self.ended:
             return True
@@ -207,8 +209,8 @@ class DraftBuffer:
         return bool(chain) and chain[-1] in self.ended
 
     def chain(self, max_len: int) -> list[int]:
-        """Return at most max_len nodes of the likeliest path from the root: first sampled nodes, then deterministic
-        ones.
+        """Return at most max_len nodes of the likeliest path from the root. The path begins with sampled nodes, and may
+        go on with deterministic ones.
         """
         nodes = list[int]()
         parent = ROOT
@@ -232,11 +234,11 @@ class DraftBuffer:
         return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.DETERMINISTIC)]
 
     def pop_cost_us(self, token_ids: Sequence[int]) -> list[int]:
-        """Return, as a list of one number, the microseconds that the draft worker spent on the delivery of a buffered
-        node.
+        """Return a list with one number: the microseconds that the draft worker spent on the delivery of a buffered
+        node. Return an empty list if the time is unknown.
 
-        The number is 0 if an earlier call returned the time of this delivery. The list is empty if the time is unknown.
-        token_ids: the path from the root to the node.
+        Each delivery's time is returned once; a later call for a node of the same delivery returns [0]. token_ids: the
+        path from the root to the node.
         """
         cost = self.tokens[self._find(token_ids)].cost
         if cost is None:

@@ -19,28 +19,29 @@ _PATIENCE = 2.0
 
 
 class PendingDraft(NamedTuple):
-    """Draft worker from which more draft tokens may arrive for a slot's next step."""
+    """Draft worker from which more draft tokens may still arrive for a slot's next step."""
 
     lease: Lease
     draft: DeliveredDrafts
     prob: float
-    """Probability that the next token that arrives is accepted."""
+    """Probability that the next draft token that arrives from this draft worker is accepted."""
 
 
 class ExpectedArrival(NamedTuple):
-    """When the next draft tokens of a draft worker are expected for a slot."""
+    """Time at which the next draft tokens of a draft worker are expected for a slot."""
 
     until_s: float
     """Monotonic time in seconds, after which the tokens are overdue."""
     takes_s: float
-    """Mean seconds that such tokens take to arrive."""
+    """Mean seconds until such draft tokens arrive: for the first ones, since the slot became ready; for others, since
+    the delivery before."""
     is_first: bool
     """Whether the slot has no draft tokens yet for its next step, so that these are the first."""
 
 
 def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> ExpectedArrival | None:
-    """Return when a draft worker's next tokens should arrive for a slot; None if that is unknown, or if they are
-    overdue.
+    """Return when a draft worker's next draft tokens should arrive for a slot. None if no time was measured yet, or if
+    the tokens are overdue.
 
     now: monotonic time, in seconds.
     """
@@ -59,10 +60,10 @@ def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> Expect
 
 
 def waiting_slots(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, float]:
-    """Return the slots that wait for draft tokens while other slots step, because their requests fix the number of
-    draft tokens and some are missing. Each has the monotonic time, in seconds, until which it waits.
+    """Return the slots that wait for draft tokens while other slots step: those whose requests fix the number of draft
+    tokens, if some are missing. Each has the monotonic time, in seconds, until which it waits.
 
-    pending: drafts that are missing. now: monotonic time, in seconds.
+    pending: draft workers from which draft tokens are missing. now: monotonic time, in seconds.
     """
     waiting = dict[SlotKey, float]()
     for lease, _, _ in pending:
@@ -78,8 +79,8 @@ def note_missing(
     """Record that a step begins without draft tokens that are still expected. If the step has waited for a draft worker
     in vain, later steps do not wait for that worker until its next delivery.
 
-    pending: draft workers from which tokens may arrive. awaited: those of them for which the step might have waited.
-    waiting: slots that wait while the others step. now: monotonic time, in seconds.
+    pending: draft workers from which draft tokens may still arrive. awaited: those of them for which steps wait now
+    (`VerifyBudget.awaited`). waiting: slots that wait while the others step. now: monotonic time, in seconds.
     """
     awaited_tickets = set[int]()
     for _, draft, _ in awaited:
@@ -93,13 +94,13 @@ def note_missing(
 
 
 def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> float | None:
-    """Return the monotonic time, in seconds, until which a step waits for the next tokens of these drafts; None if it
-    does not wait.
+    """Return the monotonic time, in seconds, until which a step waits for the next draft tokens of these draft workers;
+    None if it does not wait.
 
-    now: monotonic time, in seconds. rate: tokens per second that are lost while the step waits.
+    now: monotonic time, in seconds. rate: tokens per second that steps commit, which are lost while the step waits.
 
-    Example: two drafts with probability 0.6 and 0.4, the first expected within 4 ms, 200 tokens a second. Waiting
-    brings 1.0 tokens and costs 0.8, so the step waits. At 300 tokens a second it does not.
+    Example: two draft workers whose next token is accepted with probability 0.6 and 0.4, the first token takes 4 ms,
+    200 tokens a second. Waiting brings 1.0 tokens and costs 0.8, so the step waits. At 300 tokens a second it does not.
     """
     first: ExpectedArrival | None = None
     gain = 0.0

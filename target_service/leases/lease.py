@@ -15,15 +15,15 @@ from target_service.leases.lease_jobs import VerifyJob
 from target_service.leases.slot_search import Beams
 
 MAX_STARVED = 8
-"""Maximum number of entries in `DeliveredDrafts.starved_since_s`. Entries of earlier steps are kept to time deliveries
-that arrive after their step."""
+"""Maximum number of entries in `DeliveredDrafts.starved_since_s`. An entry outlives its step, since it also times a
+delivery that arrives after the step."""
 ETA_WEIGHT = 0.25
-"""Weight of a new measurement in the moving mean of the seconds in which draft tokens arrive."""
+"""Weight of a new measurement in the moving means `eta_s` and `gap_s` of `DeliveredDrafts`."""
 
 
 @dataclass(eq=False, slots=True)
 class SlotDrafter:
-    """One drafter of one slot, and how likely its draft tokens are accepted there."""
+    """One drafter of one slot, and the probabilities with which its draft tokens are accepted in this slot."""
 
     drafter: Drafter | None
     """Which drafter: one of the target's own, MODEL for a draft worker, or None for the request's grammar."""
@@ -31,8 +31,8 @@ class SlotDrafter:
     """Acceptance probabilities of the drafter's tokens, by their rank among siblings."""
 
     def chain_probs(self, max_len: int) -> list[float]:
-        """Return, for each draft token of a chain of length max_len, the probability that it and all before it are
-        accepted.
+        """Return a list of max_len numbers: entry i is the probability that the first i + 1 draft tokens of a chain are
+        all accepted.
         """
         return [self.acceptance.chain_prob(depth) for depth in range(1, max_len + 1)]
 
@@ -47,8 +47,8 @@ class DeliveredDrafts(SlotDrafter):
     delivery."""
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
     has_drafts: bool | None = None
-    """Whether draft tokens were buffered when the slot became ready for its present step; None before the first
-    delivery."""
+    """Whether draft tokens of this draft worker were buffered when the slot became ready for its present step; None
+    before the draft worker's first delivery."""
     starved_since_s: dict[int, float] = field(default_factory=dict)
     """Times at which the slot became ready without draft tokens: committed length to monotonic time in seconds. An
     entry is removed when draft tokens for that length arrive."""
@@ -65,7 +65,8 @@ class DeliveredDrafts(SlotDrafter):
     is_refused: bool = False
     """Whether a delivery of this draft worker has broken a rule since the slot's last verdict."""
     is_skipped: bool = False
-    """Whether the slot's next step uses no tokens of this draft worker, even if they arrive before the step."""
+    """Whether the slot's next step verifies no draft tokens of this draft worker, even if they arrive before the
+    step."""
     needs_features: bool = False
     """Whether the draft worker has subscribed to features of the slot's committed tokens."""
 
@@ -88,8 +89,8 @@ class DeliveredDrafts(SlotDrafter):
     def begin_step(self, committed_len: int, has_drafts: bool, now: float) -> None:
         """Record that the slot is ready for its next step.
 
-        committed_len: number of its committed tokens. has_drafts: whether draft tokens are buffered for the step. now:
-        monotonic time, in seconds.
+        committed_len: number of the slot's committed tokens. has_drafts: whether draft tokens of this draft worker are
+        buffered for the step. now: monotonic time, in seconds.
         """
         self.is_refused = self.is_skipped = False
         self.buffer.num_wasted = 0
@@ -131,7 +132,7 @@ class Lease:
         return self.drafts[0]
 
     def draft_of_ticket(self, ticket: int) -> DeliveredDrafts:
-        """Return the draft worker that delivers under a ticket, which is one of the lease's."""
+        """Return the lease's draft worker with this ticket. The ticket must be one of the lease's."""
         return next(draft for draft in self.drafts if draft.ticket == ticket)
 
     @property
@@ -157,8 +158,8 @@ class Lease:
 
     @property
     def max_drafts(self) -> int:
-        """Maximum depth of the draft tokens of the next step. It leaves room for the token that a step commits after
-        the accepted ones.
+        """Maximum depth of the draft tokens of the next step, where children of the root have depth 1. It leaves room
+        for the token that a step commits after the accepted ones.
         """
         if self.beams is not None:
             return self.beams.drafts.max_depth
@@ -173,8 +174,8 @@ class Lease:
 
     @property
     def num_required(self) -> int:
-        """Number of draft tokens per step that the request fixes, or fewer if the output's end leaves no room. It has
-        no meaning if the request fixes neither a number nor a tree shape.
+        """Number of draft tokens per step that the request fixes, or fewer if the output's maximum length leaves no
+        room for them. Use it only if the request fixes a number or a tree shape.
         """
         tree = self.speculation.tree
         if tree is None:
@@ -182,8 +183,11 @@ class Lease:
         return min(tree.max_nodes, self.max_drafts)
 
     def likely_chain(self, source: SlotDrafter) -> int:
-        """Return the maximum length of a drafter's chain in the next step. If the request fixes the number of draft
-        tokens, that is `max_chain`. If not, the chain ends where its tokens become unlikely to be accepted.
+        """Return the maximum length of a drafter's chain in the slot's next step. If the request fixes the number of
+        draft tokens, that is `max_chain`. If not, the chain is cut before the first token that is too unlikely to be
+        accepted.
+
+        source: the drafter.
         """
         if self.speculation.is_fixed:
             return self.max_chain
@@ -209,10 +213,11 @@ class Lease:
         return all(draft.buffer.is_ended for draft in self.drafts)
 
     def is_soon_ready(self, now: float) -> bool:
-        """Return whether the slot is likely to be ready soon. Steps then keep a share for its caller.
+        """Return whether the slot is likely to be ready soon. If so, the budget of the next step leaves the slot's
+        caller a share.
 
-        It is if it was ready within the last DORMANT_S seconds, or if its prompt is being prefilled over several steps.
-        now: monotonic time, in seconds.
+        It is likely if the slot was ready within the last DORMANT_S seconds, or if its prompt is being prefilled over
+        several steps. now: monotonic time, in seconds.
         """
         slot = self.slot
         return now - slot.last_request_s < DORMANT_S or bool(

@@ -81,7 +81,7 @@ class RefusedDelivery:
 
 
 class Timings(NamedTuple):
-    """Durations of one step in microseconds, and the size of its forward. The protocol's message has these fields."""
+    """Durations of one step in microseconds, and the size of its forward. The protocol's `Verdict` has these fields."""
 
     wait_us: int
     queue_us: int
@@ -94,7 +94,7 @@ class Timings(NamedTuple):
 
 
 class DraftOutcome(NamedTuple):
-    """What became of one drafter's draft tokens in a step. The protocol's message has the same fields."""
+    """What became of one drafter's draft tokens in a step: how many were verified, accepted, or too late."""
 
     num_drafted: int = 0
     """Number of verified nodes that this drafter proposed. A node that several drafters proposed counts only for the
@@ -109,8 +109,8 @@ class DraftOutcome(NamedTuple):
     is_refused: bool = False
     """Whether a delivery of this draft worker broke a rule since the last verdict."""
     num_wasted: int = 0
-    """Number of this draft worker's tokens, since the last verdict, that equal committed tokens but arrived after the
-    step that committed these."""
+    """Number of this draft worker's tokens, since the last verdict, that equal committed tokens but arrived too late to
+    be verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,8 @@ class Verdict:
     drafter: Drafter | None
     """Drafter of the verified tokens; None if no draft token was verified, or if the grammar forced them."""
     depth: int
-    """Depth of the verified draft tree, i.e. the maximum number of draft tokens that could have been accepted."""
+    """Depth of the verified draft tree: the maximum number of draft tokens that could have been accepted. 0 = none was
+    verified."""
     fallback: Fallback | None
     """Reason why no draft token was verified though some were to be expected; else None."""
     timings: Timings

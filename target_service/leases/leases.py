@@ -28,8 +28,8 @@ log = get_logger(__name__)
 
 
 class Leases:
-    """Table of the leases, by slot and by ticket. A slot has at most one lease. Other threads may only read the table's
-    size and call `hand_in`.
+    """Table of the leases, by slot and by ticket. A slot has at most one lease. Use it on the engine thread; other
+    threads may only get the table's size and call `hand_in`.
     """
 
     def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
@@ -140,7 +140,7 @@ class Leases:
         """Queue a delivery for the engine thread, and return True. If the queue would exceed its maximum size, drop the
         delivery and return False.
 
-        An empty queue takes a delivery of any size. Called on the gRPC loop's thread.
+        An empty queue accepts a delivery of any size. Called on the gRPC loop's thread.
         """
         waiting = self._num_bytes_handed_in - self._num_bytes_taken
         if waiting and waiting + nodes.num_bytes > self._max_bytes:
@@ -152,9 +152,9 @@ class Leases:
     def insert_deliveries(self, *, in_step: bool = False) -> None:
         """Insert the queued deliveries into the draft buffers of their tickets.
 
-        in_step: whether a step is running, which does not verify them. A delivery without a lease then stays queued,
-        since the Verify that begins its lease may be handled after the step. If no step is running, such a delivery is
-        dropped.
+        in_step: whether a step is running; that step does not verify the inserted draft tokens. Some deliveries have no
+        lease. While a step is running, they stay queued, since the Verify that begins their lease may be handled after
+        the step. If no step is running, they are dropped.
         """
         for _ in range(len(self._delivered)):
             nodes, arrived_s = self._delivered.popleft()
@@ -207,7 +207,7 @@ class Leases:
         log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=log_extra(slot=slot_id))
 
     def end(self, key: SlotKey, why: str, fault: JobFault = JobFault.CANCELLED) -> None:
-        """End the slot's lease, if it has one, and answer its gateway with an error.
+        """End the slot's lease, if it has one, and send an error to the gateway that began the lease.
 
         why: reason for the error. fault: kind of the error.
         """
@@ -219,8 +219,8 @@ class Leases:
         self.answer(lease.job, JobError(fault, why))
 
     def finish(self, key: SlotKey) -> Lease | None:
-        """Remove the slot's lease from the table and return it, without an answer to its gateway; None if the slot has
-        none.
+        """Remove the slot's lease from the table and return it; None if the slot has none. Nothing is sent to the
+        gateway that began the lease.
         """
         lease = self._leases.pop(key, None)
         if lease is None:

@@ -39,11 +39,11 @@ class SearchInput(NamedTuple):
 
     row: Row
     num_tail: int
-    """Number of committed tokens that are not cached yet; they come first in the row."""
+    """Number of the slot's committed tokens that are not cached yet; they come first in the row."""
     drafts: Sequence[int]
     """Draft tokens, as nodes of the search's tree. They come last in the row."""
     depth: int
-    """Number of levels that the draft tokens have."""
+    """Number of levels of the search that the draft tokens in `drafts` cover."""
 
 
 class Beams:
@@ -77,10 +77,10 @@ class Beams:
         self._max_prefill_tokens = max_prefill_tokens
 
     def budget_items(self, slot: Slot, acceptance: SlotAcceptance) -> list[BudgetItem]:
-        """Return the draft tokens that the next step might verify, in the order in which the budget takes them.
+        """Return the draft tokens that the next step might verify, in the order in which the budget chooses them.
 
-        The list is empty if the step decides nothing, because it only feeds again a part of the beams that the cache
-        has lost. acceptance: acceptance probabilities of the draft worker.
+        The list is empty if the cache has lost the beams and the next step feeds only a part of them again: such a step
+        decides no level. acceptance: acceptance probabilities of the draft worker.
         """
         nodes, is_last = self._next_nodes(slot)
         if not is_last:
@@ -89,8 +89,8 @@ class Beams:
         return self.drafts.budget_items(acceptance, slot.max_cached_len - num_cached)
 
     def pending_prob(self, slot: Slot, acceptance: SlotAcceptance) -> float | None:
-        """Return the acceptance probability of the next level of draft tokens that arrives; None if the next step
-        cannot verify any.
+        """Return the probability that the next level of draft tokens, which has not arrived yet, is accepted. None if
+        the next step cannot verify any.
 
         acceptance: acceptance probabilities of the draft worker.
         """
@@ -149,11 +149,13 @@ class Beams:
         return SearchInput(row, len(tail), drafts, depth)
 
     def decide(self, fed: SearchInput, best: BestTokens, first_row: int) -> list[BeamLevel]:
-        """Return the levels of the search that a step decides, at least one.
+        """Return the levels of the search that a step decides, at least one. The first level follows the live beams.
+        Each further level follows the one before it, and is decided only if the step has fed all beams of that one as
+        draft tokens.
 
-        fed: what the step fed for this search. best: the likeliest tokens after all rows of the step. first_row: index
-        in `best` of the search's first row; its live beams come first, then its draft tokens. Raises NonFiniteLogits if
-        the logits after the live beams are NaN or infinite.
+        fed: tokens that the step fed for this search. best: the likeliest tokens after all rows of the step. first_row:
+        index in `best` of the search's first row; its live beams come first, then its draft tokens. Raises
+        NonFiniteLogits if the logits after the live beams are NaN or infinite.
         """
         tree = self.tree
         search = self.search
@@ -184,9 +186,9 @@ class Beams:
 
     def advance(self, slot: Slot, fed: SearchInput, levels: Sequence[BeamLevel], runner: ModelRunner) -> int:
         """Advance the search by the levels that a step decided: cut the cache to the paths of the live beams, and
-        commit the tokens that all of them share.
+        commit the tokens that all live beams share.
 
-        fed: what the step fed. Returns the number of dropped draft tokens. Raises OutOfBlocks.
+        fed: tokens that the step fed for this search. Returns the number of dropped draft tokens. Raises OutOfBlocks.
         """
         tree = self.tree
         start = fed.row.tree_start

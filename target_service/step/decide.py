@@ -29,7 +29,7 @@ from target_service.step.step_rows import Decided, StepRows, is_block, walk
 def decide(
     proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor
 ) -> list[Decided | NonFiniteLogits]:
-    """Return the decision on each proposal, in order. For a slot whose logits are NaN or infinite it is
+    """Return the decision on each proposal, in order. If the logits of a slot are NaN or infinite, its decision is
     NonFiniteLogits.
 
     logits: [R, V] float32, R = sum(N_b + 1). Each slot has the row after its last committed token, then one row for
@@ -120,9 +120,9 @@ def accept_by_draws(
 
 
 def until_grammar_fails(proposal: Proposal, state: SamplingState, decided: Decided) -> Decided | None:
-    """Return `decided`, cut so that it ends with the first accepted token after which the request's grammar cannot
-    continue. If the grammar can continue after all of them, return it as it is. None if not even the next token can be
-    decided.
+    """Return `decided`, cut after the first accepted token after which the request's grammar cannot continue. If the
+    grammar can continue after all accepted tokens, return `decided` as it is. Return None if the grammar cannot
+    continue after the committed tokens, so that no next token is valid.
     """
     if not state.params.grammar:
         return decided

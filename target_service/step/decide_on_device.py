@@ -38,10 +38,11 @@ from target_service.step.step_rows import Decided, StepRows, is_block, walk
 def decide_on_device(
     proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor
 ) -> list[Decided | NonFiniteLogits]:
-    """Return the decision on each proposal, in order, computed on the device of `logits`. For a slot whose logits are
-    NaN or infinite it is NonFiniteLogits.
+    """Return the decision on each proposal, in order, computed on the device of `logits`. If the logits of a slot are
+    NaN or infinite, its decision is NonFiniteLogits.
 
-    logits: [R, V] float32: for each slot in order, the row after its last committed token, then one row for each node.
+    logits: [R, V] float32: for each slot in order, the row after its last committed token, then one row for each node
+    of its tree.
     """
     step = _DeviceStep(proposals, states, logits)
     step.decide_rows()
@@ -208,7 +209,8 @@ class _DeviceStep:
     def read(self) -> list[Decided | NonFiniteLogits]:
         """Copy the tokens after all rows to the host, walk each tree there, and return the decisions.
 
-        A slot fails only if a row on its path, or any row of its block, is NaN or infinite.
+        A slot's decision is NonFiniteLogits only if a row on its accepted path, or any row of a slot that is decided by
+        block verification, is NaN or infinite.
         """
         parts = [sound_rows(self._logits), self._next_ids, self._num_accepted, self._log_probs()]
         values = torch.cat([part.double() for part in parts]).cpu()  # ids fit a double: the one wait of a step

@@ -41,9 +41,9 @@ class ExplainRequest:
 
 
 def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey, pb.Explanation]:
-    """Return the explanation of each decision, by slot. Call it before any of the decisions is committed.
+    """Return the explanation of each decided step, by slot. Call it before any of the decisions is committed.
 
-    logits: [R, V] float32 of the step, on any device; the rows that are read are copied to the host at once.
+    logits: [R, V] float32 of the step, on any device; the rows that are needed are copied to the host at once.
     """
     rows = [request.start + 1 + request.decided.last for request in requests]
     host = HostLogits(logits[to_device(np.array(rows), logits.device)])  # [len(requests), V]

@@ -33,13 +33,16 @@ def scoring_refusal(job: OpenJob) -> JobError | None:
 
 
 def begin_scoring(job: OpenJob, slot: Slot) -> None:
-    """Have log-probs of a new slot's prompt computed while it is prefilled, if its job has num_prompt_logprobs."""
+    """Have the log-probs of a new slot's prompt tokens computed while the prompt is prefilled, if the slot's job has
+    num_prompt_logprobs.
+    """
     if job.num_prompt_logprobs is not None:
         slot.scoring = PromptScores(slot.num_prompt - 1, job.num_prompt_logprobs)
 
 
 def note_scores(pieces: Sequence[Chunk], logits: Tensor) -> list[Slot]:
-    """Record the log-probs of prompt tokens after a forward. Return the slots whose logits are NaN or infinite.
+    """Record the log-probs of prompt tokens after a forward, for the slots whose jobs ask for them. Return those of
+    these slots whose logits are NaN or infinite.
 
     pieces: pieces of prompts in the forward. logits: [P, V] float32, the rows of the pieces in order.
     """
@@ -68,8 +71,8 @@ def note_scores(pieces: Sequence[Chunk], logits: Tensor) -> list[Slot]:
 
 
 def pop_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
-    """Return, for each prompt token from the second on, its log-probs and its rank, and remove them from the slot: only
-    its first verdict reports them.
+    """Return, for each prompt token from the second on, its log-probs and its rank (1 = likeliest), and remove them
+    from the slot: only the slot's first verdict reports them.
     """
     scoring = slot.scoring
     slot.scoring = None

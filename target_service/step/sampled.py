@@ -24,7 +24,9 @@ from target_service.step.verdicts import StepClock, drafter_of, learn
 
 @dataclass(frozen=True, slots=True)
 class SlotStep:
-    """What a step does for one slot that samples."""
+    """Work of one step for one slot that samples, planned before the forward: the draft tokens to verify, and the row
+    to feed. After the forward, `commit_sampled` commits the tokens that were decided.
+    """
 
     lease: Lease
     proposal: Proposal
@@ -46,9 +48,9 @@ def commit_sampled(
 ) -> Verdict:
     """Commit the tokens that a step decided for a slot, up to the end of its output, and return the verdict.
 
-    share: the slot's part of the step. beside: logits [E, V] float32 after the slot's E extra rows; None if it has
-    none. explanation: explanation of the step, or None; its rejection is cleared if the output ends before it. times:
-    times of the step.
+    share: what was planned for the slot. beside: logits [E, V] float32 after the slot's E extra rows; None if it has
+    none. explanation: explanation of the step, or None; the rejection in it is cleared if the output ends before the
+    rejected token. times: times of the step.
     """
     lease = share.lease
     proposal = share.proposal

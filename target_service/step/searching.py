@@ -18,7 +18,9 @@ from target_service.step.verdicts import StepClock
 
 
 class SearchStep(NamedTuple):
-    """What a step does for one beam search."""
+    """Work of one step for one beam search, planned before the forward: the beams and draft tokens to feed, as a row of
+    the forward. After the forward, `commit_search` commits the levels that were decided.
+    """
 
     lease: Lease
     beams: Beams
@@ -35,9 +37,9 @@ def commit_search(
     runner: ModelRunner,
     metrics: WorkerMetrics,
 ) -> Verdict:
-    """Commit the levels that a beam search has decided, and return the verdict. Raises OutOfBlocks.
+    """Commit the levels that a step decided for a beam search, and return the verdict. Raises OutOfBlocks.
 
-    times: times of the step.
+    search: what was planned for the search. times: times of the step.
     """
     lease = search.lease
     beams = search.beams

@@ -96,18 +96,19 @@ class Step:
         """Pieces of prompts in the step."""
 
     def next_wake(self) -> float | None:
-        """Return the monotonic time, in seconds, at which `run` has to be called even if nothing happens until then;
-        None = never.
+        """Return the monotonic time, in seconds, at which `run` has to be called even if no job or delivery arrives
+        until then; None = never.
         """
         if self._held_until is not None:  # even if it has passed: later arrivals have not been considered
             return self._held_until
         return self._scheduler.next_wake(time.monotonic())
 
     def run(self, now: float) -> bool:
-        """Run one forward over all slots that may step and, as far as there is room, over pieces of prompts. Then
-        decide which draft tokens are accepted, commit, and answer the gateways.
+        """Run one forward over all slots that may step, and over pieces of prompts as far as max_prefill_tokens and the
+        cache allow. Then decide which draft tokens are accepted, commit, and answer the gateways.
 
-        Returns whether there was anything to do. now: monotonic time, in seconds.
+        Returns whether there was anything to do. If not, the engine thread waits for a job or for `next_wake`. now:
+        monotonic time, in seconds.
         """
         self._in_step = []
         self._leases.insert_deliveries()
@@ -332,8 +333,8 @@ class Step:
         self._metrics.steps.labels(kind=kind).inc()
 
     def fail(self, error: Exception) -> None:
-        """After a step that raised, send an error to the gateways of its slots that have no verdict yet. The slots stay
-        open, except those that were being prefilled.
+        """Send an error to the gateways of those slots of the step that have no verdict yet. Call it after `run` has
+        raised. The slots stay open, except those that were being prefilled.
 
         error: what `run` raised.
         """
@@ -349,7 +350,7 @@ class Step:
         self._ended_s = None
 
     def forget(self, key: SlotKey, *, is_ended: bool = True) -> None:
-        """End the lease, the drafting and the features of a slot that is closed. is_ended: whether its output is
+        """End the lease, the drafting and the features of a slot that is closed. is_ended: whether the slot's output is
         complete, so that drafters may learn from it.
         """
         self._leases.closed(key)

@@ -81,7 +81,7 @@ class StepRows:
         """Index of each proposal's first draw, [B + 1] for B proposals. The last entry is D, the number of all
         draws."""
         self.draw_rows: list[int] = []
-        """For each of the D draws, the row whose logits decide it, which is the row of its node's parent, [D]."""
+        """For each of the D draws, the row whose logits decide it: the row of the parent of the draw's node, [D]."""
         self.draw_indices: list[int] = []
         """For each of the D draws, its index among the draws after the same node, [D]."""
         self.draw_ids: list[int] = []
@@ -113,8 +113,8 @@ class StepRows:
             self.draw_starts.append(len(self.draw_rows))
         self.uniforms: NDArray[np.float64] = np.empty(0)
         """For each of the D draws, the uniform random number between 0 and 1 by which it is accepted or rejected, [D].
-        It depends on the request's seed, the committed length, and the draw's position and index there, but on no drawn
-        token. Nodes of equal depth share it, since only one of them can be reached."""
+        It depends on the request's seed, the committed length, the draw's position and its index there, but on no drawn
+        token. Draws at equal depth with equal index share it: only one of their parents can be on the accepted path."""
         if params:
             places = None
             if any(self.draw_indices):
@@ -123,11 +123,11 @@ class StepRows:
 
 
 def is_block(proposal: Proposal) -> bool:
-    """Return whether a proposal is decided by block verification: it is a chain that one drafter drew, without
-    lenience.
+    """Return whether a proposal is decided by block verification: its draft tokens are a chain of draws of one drafter,
+    and acceptance is without lenience.
 
-    Draft tokens of two drafters never count as a chain. Whether they form one depends on the drawn tokens, and these
-    must not choose the rule.
+    Draft tokens of two drafters never count as a chain. Whether their merged tree is a chain depends on the drawn
+    tokens, and drawn tokens must not choose the way of deciding.
     """
     if len(proposal.drafted_by) > 1 or proposal.slot.params.lenience < 1.0 or not proposal.tree.is_chain:
         return False

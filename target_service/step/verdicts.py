@@ -15,7 +15,7 @@ from target_service.leases.lease_jobs import DraftOutcome, Timings
 
 @dataclass(slots=True)
 class StepClock:
-    """Times at which one step began and its phases ended, and its size."""
+    """Times at which one step began and its phases ended, and the size of the step."""
 
     started_s: float
     """Monotonic time at which the forward began, in seconds."""
@@ -56,11 +56,12 @@ def learn(
     predicted: Sequence[bool],
     metrics: WorkerMetrics,
 ) -> list[DraftOutcome]:
-    """Update acceptance probabilities after a step, and advance the draft buffers past the tokens that it committed.
+    """Update the acceptance probabilities of the slot's drafters after a step, and advance the slot's draft buffers
+    past the tokens that the step committed.
 
     path: the accepted nodes. num_tokens: number of committed tokens. predicted: one entry for each committed token for
-    which the request's prediction had proposed a draft token, verified or not: whether it was right. Returns the
-    outcome of each draft worker and, last, that of the target's own drafter.
+    which the request's prediction had proposed a draft token, verified or not: whether that was the committed token.
+    Returns the outcome of each draft worker and, last, that of the target's own drafter.
     """
     for is_right in predicted:
         lease.own_drafters[Drafter.PREDICTION].acceptance.note(0 if is_right else None)
@@ -121,8 +122,8 @@ def _advance_buffer(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metri
 
 
 def drafter_of(proposal: Proposal) -> Drafter | None:
-    """Return the drafter that a verdict names for a proposal. If several drafters proposed the tokens, it is the merged
-    drafter's name. None if there are no draft tokens, or only tokens that the grammar forced.
+    """Return the drafter to be named in the verdict about a proposal. If several drafters proposed the tokens, it is
+    the merged drafter's name. None if there are no draft tokens, or only tokens that the grammar forced.
     """
     drafters = list[Drafter]()
     for source in proposal.drafted_by:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Verifier:
-    """Worker of the target's engine thread: it runs the jobs, and passes the steps on to `Step`."""
+    """Runs the jobs of the target's engine thread, and passes the steps on to `Step`."""
 
     def __init__(
         self,
