@@ -16,8 +16,7 @@ every few seconds and must still read their last counts."""
 
 
 class RoundSeries:
-    """Metric series of a served model's rounds. Their label `draft` is the draft's model or the target's own drafter.
-    """
+    """Metric series of a served model's rounds. The label `draft` is the draft's model or the target's own drafter."""
 
     def __init__(self, metrics: GatewayMetrics, drafts: Callable[[], Mapping[str, DraftMember]]) -> None:
         """Create the series. drafts: returns the drafts that serve the model now, by name."""
