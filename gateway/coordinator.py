@@ -26,8 +26,8 @@ log = get_logger(__name__)
 
 
 class Coordinator:
-    """The gateway's entry for generation: lets each choice into its model's queue, runs it, and lists all that run or
-    wait.
+    """The gateway's entry for generation. It lets choices into their models' queues, runs them, and keeps a list of
+    them.
 
     It implements `Generator`.
     """

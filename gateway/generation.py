@@ -254,7 +254,8 @@ class ServedFacts:
     created: int
     """Time when the model was first served, in Unix seconds."""
     max_choices: int
-    """Maximal number of choices of one request: as many choices of the model may run and wait together."""
+    """Maximal number of choices of one request. It is the number of choices of this model that may run and wait
+    together."""
     draft_id: str | None
     """Model id of a draft worker that is connected now; None without one."""
     drafters: tuple[Drafter, ...] = ()

@@ -75,7 +75,7 @@ pattern if one does not close."""
 
 
 def read_schema(schema: Any, *, strict: bool = False) -> Schema:
-    """Return a JSON Schema with only the keywords that limit the output. Raises SchemaRefused if one cannot be
+    """Return a JSON Schema with only the keywords that limit the output. Raises SchemaRefused if a keyword cannot be
     enforced.
 
     strict: whether the schema must also follow OpenAI's rules for `strict: true`.

@@ -193,7 +193,7 @@ class Admission:
     async def answers(
         self, unchecked: UncheckedRequest, incoming: IncomingRequest
     ) -> AsyncIterator[AdmittedGenerations]:
-        """Context manager: admit a request and start its choices. Its value yields their outputs.
+        """Context manager: admit a request and start its choices. Its value streams their outputs.
 
         When the block ends, choices that still run or wait are cancelled.
 

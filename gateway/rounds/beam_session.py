@@ -22,7 +22,7 @@ class BeamSession(Session):
     """State of a beam search. Its committed tokens are levels: a level holds the tokens of all beams at one position.
 
     A slot is opened with the prompt; then the levels so far are sent to it. Until the search is over, no beam has a
-    final text. All outputs are returned at its end, the best first.
+    final text. At the end of the search all outputs are returned, the best first.
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:

@@ -13,8 +13,8 @@ from gateway.tokenizer import Tokenizer
 from gateway.tools.reasoning import AnswerFinder
 
 NO_REASONING = AnswerFinder(None, in_reasoning=False)
-"""Finder of the text after the reasoning, for outputs without reasoning: it counts the whole text. It has no state, so
-all choices share it."""
+"""Finder of the answer, which is the text after the reasoning, for outputs that have no reasoning: their whole text is
+the answer. It has no state, so all choices share it."""
 
 
 @dataclass(frozen=True, slots=True)

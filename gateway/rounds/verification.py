@@ -136,8 +136,8 @@ class Verification:
     def begin_lease(self, target: Connection, *, drafted: Sequence[bool]) -> None:
         """Begin a lease at the committed tokens, with new tickets. The target drops tokens that it made beyond these.
 
-        drafted: for each draft of the choice, whether the committed tokens are about to be sent to its worker. It has
-        at least one entry, even if no worker drafts.
+        drafted: for each `DraftSession` of the choice, whether the committed tokens are about to be sent to a draft
+        worker. It has at least one entry, even if no worker drafts.
         """
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them

@@ -302,7 +302,7 @@ class DraftMember(Member):
     def needs_pairing(self, target: TargetMember) -> bool:
         """Return whether the draft needs a pairing check with this target.
 
-        It needs one if it reads the target's hidden states, or has another tokenizer than the target.
+        It needs one if it reads the target's hidden states, or if it drafts with a tokenizer other than the target's.
         """
         info = self.link.info
         if info is None:

@@ -95,7 +95,7 @@ class ServedModel:
         self.places = AdmissionQueue(self.config)
         self.warn_once = functools.lru_cache(maxsize=64)(log.warning)
         self.referenced = asyncio.Event()
-        """Event that is set once the reference target is known, the first target of the pool that connected."""
+        """Event that is set once the reference target is known. That is the first target of the pool that connected."""
         self.num_rounds = self.num_late = 0
         """`num_rounds`: number of verdicts for slots to which a draft worker had delivered before. `num_late`: number
         of verdicts that report draft tokens that arrived too late. Both count since the model was first served."""

@@ -40,7 +40,7 @@ class PairingChecks:
         self._running: set[tuple[DraftMember, TargetMember]] = set()
 
     def start(self, *, repeats_failed: bool = False) -> None:
-        """Start a pairing check for each pair that needs one, has no result yet, and is not being checked.
+        """Start a pairing check for each pair that needs one, has no result yet, and is not being checked now.
 
         repeats_failed: whether failed checks are repeated. The cause of a failure may be gone after a change, for
         instance memory that another worker used.
