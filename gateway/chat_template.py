@@ -36,7 +36,7 @@ class Renderers(Protocol):
 def create_renderers(max_compile_s: float) -> ConfinedPool:
     """Return the pool of processes that renders the chat templates of all models.
 
-    max_compile_s: CPU time that one piece of work may take, in seconds.
+    max_compile_s: CPU time that compiling or rendering one template may take, in seconds.
     """
     name = "the rendering of a chat template"
     return ConfinedPool("gateway.confined.templates", max_compile_s, name=name)
@@ -59,7 +59,7 @@ class TemplateFile:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One template of a model, after a renderer has compiled and tried it."""
+    """One template of a model, after a renderer process has compiled it and tried it with trial messages."""
 
     source: str
     variables: frozenset[str] = frozenset()
@@ -68,19 +68,22 @@ class Variant:
 
     @property
     def accepts_tools(self) -> bool:
-        """Whether the template writes the tools that a request offers."""
+        """Whether the template writes the tools that a request offers into the prompt."""
         return self.tool_variable is not None or self.shape.message_tools is not None
 
     @property
     def tool_variable(self) -> str | None:
-        """Name of the variable from which the template reads the tools. None if it has none."""
+        """Name of the variable from which the template reads the tools; None if it reads no such variable."""
         for name in _TOOL_VARIABLES:
             if name in self.variables:
                 return name
         return None
 
     def tool_names(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the template's variables for a chat with these tools, in the place where the template reads them."""
+        """Return the variables with which the template renders a chat that offers these tools, by name.
+
+        The tools are where the template reads them: in a variable of their own, or in the system message of `messages`.
+        """
         names: dict[str, Any] = {"messages": list(messages), _TOOLS: list(tools) or None}
         if tools and self.shape.message_tools is not None:
             names["messages"] = with_message_tools(messages, tools, self.shape.message_tools)
@@ -102,7 +105,7 @@ class ChatTemplate:
 
     @classmethod
     async def compiled(cls, file: TemplateFile, special_tokens: dict[str, str], renderers: Renderers) -> ChatTemplate:
-        """Compile and try a model's templates in the renderers, and return the result.
+        """Compile a model's templates in the renderer processes, try them with trial messages, and return the result.
 
         special_tokens: texts of the tokenizer's special tokens, by the name under which templates read them. Raises
         ConfigError, which names the file, if a template cannot be compiled within the limits.
@@ -129,7 +132,7 @@ class ChatTemplate:
 
     @property
     def accepts_tools(self) -> bool:
-        """Whether the template writes the tools that a request offers."""
+        """Whether the template for chats with tools writes the offered tools into the prompt."""
         return self._variant(has_tools=True, has_documents=False).accepts_tools
 
     def _variant(self, has_tools: bool, has_documents: bool) -> Variant:
@@ -153,10 +156,10 @@ class ChatTemplate:
     ) -> str:
         """Render a chat, and return its text.
 
-        add_generation_prompt: whether the text ends with the beginning of an answer. extra: further variables of the
-        template. merges: whether messages with roles that the template refuses are rewritten to roles that it accepts.
-        max_chars: maximal length of the text, in characters. caller: digest of the caller whose share of the renderers
-        is used.
+        add_generation_prompt: whether the text ends with the beginning of the assistant's next message. extra: further
+        variables of the template. merges: whether messages with roles that the template refuses are rewritten to roles
+        that it accepts. max_chars: maximal length of the text, in characters. caller: digest of the caller whose share
+        of the renderers is used.
 
         Raises InvalidRequest, with the template's message if it refuses the chat, or if rendering exceeds a limit of
         time or memory. Raises TextTooLong for a text longer than `max_chars`.

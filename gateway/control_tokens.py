@@ -22,7 +22,8 @@ MARK_DIGITS = 16
 the case of letters, and JSON escapes other characters."""
 WORDS = frozenset({"role", "type"})
 """Names of fields whose values a template compares with fixed words. In these values, and in all names of fields, only
-whole control tokens are marked. In other texts, parts of one at the beginning and end are marked, too."""
+whole control tokens are marked. In other texts an incomplete control token at the beginning or the end is marked, too.
+"""
 
 
 class ControlTokens:
@@ -43,7 +44,7 @@ class ControlTokens:
                 self._ends.add(text[size:])
 
     def places_within(self, text: str) -> list[int]:
-        """Return the positions after the first character of each control token in the text, in ascending order.
+        """Return for each control token in the text the position after its first character, in ascending order.
 
         # "ab<eos>": [3]
         """
@@ -77,7 +78,8 @@ class ControlTokens:
 class ContentMarks:
     """Inserts a mark, a random number, into the control tokens that a request's texts spell.
 
-    The rendered chat is cut at the marks before it is tokenised. So these control tokens are tokenised as text.
+    The rendered chat is cut at the marks before it is tokenised. Each control token is then in two pieces, which are
+    tokenised as text.
     """
 
     def __init__(self, tokens: ControlTokens) -> None:

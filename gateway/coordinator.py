@@ -26,7 +26,11 @@ log = get_logger(__name__)
 
 
 class Coordinator:
-    """Implements `Generator`: admits choices to the models' queues, and keeps a list of all that run or wait."""
+    """The gateway's entry for generation. It lets choices into their models' queues, runs them, and keeps a list of
+    them.
+
+    It implements `Generator`.
+    """
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -70,7 +74,7 @@ class Coordinator:
                 await self._idle.wait()
 
     def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> RunningChoices:
-        """Take `num_choices` places in a model's queue for a request, and return its choices, not yet started.
+        """Let the `num_choices` choices of a request into a model's queue, and return them, not yet started.
 
         caller, weight: digest and weight of the caller's API key. Raises Unavailable, or Overloaded with the seconds
         after which to retry.
@@ -168,7 +172,7 @@ class RunningChoices:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end(self, error: OutriderError) -> None:
-        """Make `stream` raise this error next.
+        """Make `stream` raise this error after the outputs that wait there.
 
         The running choices are cancelled when the reader of `stream` leaves the `async with` block.
         """
@@ -182,8 +186,8 @@ class RunningChoices:
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Yield (index of the choice, output) for each round. Raises the first error of any choice.
 
-        If the reader is so slow that the request times out before it has read all outputs, the rest is dropped.
-        Otherwise unread outputs would take memory after their choice's place in the queue is free.
+        If the request times out before the reader has read all outputs, DeadlineExceeded is raised and the others are
+        dropped.
         """
         num_running = len(self._tasks)
         while num_running:

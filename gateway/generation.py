@@ -29,7 +29,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """A request's options for speculation. A field that is None has the server's default."""
+    """A request's options for speculation. For a field that is None, the gateway's default applies."""
 
     enabled: bool = True
     num_draft_tokens: NumDraftTokens | None = None
@@ -43,7 +43,7 @@ class SpeculationOptions:
     """Whether the response explains each round: what was verified, and what was rejected."""
 
     def num_draft_tokens_or(self, default: NumDraftTokens) -> NumDraftTokens:
-        """Return the request's number of draft tokens (K), or `default`, the server's.
+        """Return the number of draft tokens (K) that the request sets, or `default` if it sets none.
 
         0 if speculation is off. AUTO if the request names a tree but no number.
         """
@@ -72,7 +72,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     prediction_ids: tuple[int, ...] = ()
-    """Token ids of the predicted output; empty without a prediction, or if no drafter of the request would use it."""
+    """Token ids of the predicted output; empty without a prediction, or if the request's drafter does not read it."""
     cache_salt: bytes = b""
     """Salt of the prefix cache. Only requests with the same salt share cached prefixes."""
     corpus_id: bytes = b""
@@ -111,9 +111,10 @@ class OutputLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...]
-    """Pairs (token id, log-prob) of the most likely tokens, the most likely first."""
+    """Pairs (token id, log-prob) of the most likely tokens at this token's position, the most likely first."""
     rank: int | None = None
-    """For a token of the prompt, its rank: 1 plus the number of more likely tokens. None for output tokens."""
+    """For a token of the prompt: 1 plus the number of tokens that are more likely at its position. None for output
+    tokens."""
 
     @classmethod
     def from_proto(cls, message: pb.TokenLogprobs) -> OutputLogprobs:
@@ -138,24 +139,25 @@ class OutputToken:
 class OutputTimings:
     """Durations of the phases of one round, in seconds.
 
-    The phases sum to `total_s`. If several verdicts arrive together, the time since the previous one may be shorter
-    than the target's work. The sum is then larger.
+    `deliver_s`, `verify_s` and `overhead_s` sum to `total_s`. If several verdicts arrive together, the target may have
+    worked longer on one than the time since the previous one. The sum is then larger than `total_s`.
     """
 
     total_s: float = 0.0
-    """Time from the previous verdict, or from the begin of the lease, to this round's verdict."""
+    """Time from the previous verdict to this round's verdict; in the first round of a lease, from the begin of the
+    lease."""
     deliver_s: float = 0.0
     """Time for which the target held its step to wait for draft tokens."""
     verify_s: float = 0.0
-    """Time in the target's queue, forward and acceptance."""
+    """Time that the round's step spent in the target's queue, in the forward, and in deciding what is accepted."""
     overhead_s: float = 0.0
     """The rest of `total_s`, such as the network and the gateway."""
 
 
 def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
-    """Return the most frequent reason for steps without draft tokens; None if there were none.
+    """Return the most frequent reason why steps had no draft tokens; None if there were no such steps.
 
-    counts: for each choice, its number of such steps by reason.
+    counts: for each choice, its number of steps without draft tokens by reason.
     """
     total = sum(counts, Counter[str]())
     if not total:
@@ -166,7 +168,7 @@ def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
 
 @dataclass(slots=True)
 class ChoiceUsage:
-    """Running totals of one choice, updated by its `Session`."""
+    """Counts of one choice's tokens and steps so far, updated by its `Session`."""
 
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -191,13 +193,13 @@ class ChoiceUsage:
 
     @property
     def plain_reason(self) -> str | None:
-        """Most frequent reason for steps without draft tokens; None if there were none."""
+        """Most frequent reason why steps of this choice had no draft tokens; None if there were no such steps."""
         return most_common_reason([self.plain_reasons])
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Number of output tokens from rounds with draft tokens: all output tokens less one for each step without draft
-        tokens.
+        """Number of output tokens from rounds with draft tokens: all output tokens less those of the steps without
+        draft tokens, one each.
         """
         return max(0, self.num_completion_tokens - self.num_plain_steps)
 
@@ -252,11 +254,12 @@ class ServedFacts:
     created: int
     """Time when the model was first served, in Unix seconds."""
     max_choices: int
-    """Maximal number of choices of one request: the number that may run and wait at once."""
+    """Maximal number of choices of one request. It is the number of choices of this model that may run and wait
+    together."""
     draft_id: str | None
-    """Model id of a connected draft; None without one."""
+    """Model id of a draft worker that is connected now; None without one."""
     drafters: tuple[Drafter, ...] = ()
-    """Drafters that requests may name. Drafters of workers that are not connected now are included."""
+    """Drafters that requests may name, including those of workers that are not connected now."""
     default_drafter: Drafter | None = None
     """Drafter of requests that name none: one of `drafters`; None if there is none."""
     chat_template: str | None = None
@@ -295,19 +298,21 @@ class Generator(Protocol):
         """Return None if a request could be served now, else the reason why not."""
 
     def refusals(self) -> Sequence[str]:
-        """Return one sentence for each worker that is refused or is not started again, with the reason."""
+        """Return one sentence for each worker that the gateway refuses, or that the launcher does not start again, with
+        the reason.
+        """
 
     def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
-        """Take `num_choices` places in a model's queue for a caller, all or none, before any expensive work.
+        """Let `num_choices` choices of a caller into a model's queue, all or none, before any expensive work.
 
         caller, weight: digest and weight of the caller's API key. Raises Overloaded or Unavailable.
         """
 
 
 class AdmittedGenerations(Protocol):
-    """The choices of one request, which has a place in the queue for each of them.
+    """The choices of one request, which its model's queue has admitted.
 
-    Use it as `async with`: leaving the block cancels the choices that still run and frees every place.
+    Use it as `async with`: leaving the block cancels the choices that still run or wait.
     """
 
     @property
@@ -323,13 +328,15 @@ class AdmittedGenerations(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
-        """Start the choices, one for each place.
+        """Start the admitted choices. Each waits for a place and then runs.
 
-        requests: one request for each place, as `build_requests` returns them.
+        requests: one request for each choice, as `build_requests` returns them.
         """
 
     async def wait_opened(self) -> None:
-        """Wait until a target has opened a slot for one choice. Raises the error of a choice that fails before."""
+        """Wait until a target has opened a slot for one choice. Raises the error of a choice that fails before any slot
+        is open.
+        """
 
     def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Yield (index into `requests`, output) after each round, in the order in which rounds end."""

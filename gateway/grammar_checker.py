@@ -34,7 +34,7 @@ later."""
 
 
 class CheckerPool(Protocol):
-    """The methods of ConfinedPool that a checker uses."""
+    """Interface of the pool of processes that a GrammarChecker uses. `ConfinedPool` implements it."""
 
     def start(self) -> None: ...
 
@@ -62,7 +62,7 @@ class GrammarVerdict:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size of the cache entry, in bytes.
+        """Approximate size of this result as an entry of the cache, in bytes.
 
         A character counts as one byte, because grammars are mostly ASCII.
         """
@@ -120,7 +120,8 @@ class _Check:
 
 
 class GrammarChecker:
-    """The checker of the gateway's grammars. One event loop uses it, so it needs no lock.
+    """Checks the grammars of requests in other processes, and caches the results. One event loop uses it, without a
+    lock.
 
     Equal concurrent requests of a caller share one check. A check is cancelled if no request waits for it any more. The
     refusal of a grammar that exceeded a limit is cached, too, so that sending it again costs nothing.
@@ -212,7 +213,7 @@ def _encoded(request: dict[str, Any], param: str) -> bytes:
 
 
 def create_checker(max_compile_s: float) -> GrammarChecker:
-    """Return a checker with its own pool of processes.
+    """Return a grammar checker with its own pool of processes.
 
     max_compile_s: limit of the CPU time of one check, in seconds.
     """

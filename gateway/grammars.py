@@ -27,8 +27,8 @@ from outrider.wire.requests.grammar_limits import MAX_ITEMS_IN_ROW, limit_reache
 from outrider.wire.requests.params import MAX_GRAMMAR_BYTES
 
 MARKER_ID = 257
-"""Id of a token without text in the tokenizer of bytes, with which grammars are checked. When a grammar of tool calls
-is checked, it replaces the ids of the model's control tokens."""
+"""Id of a token without text that stands for all of the model's control tokens while a grammar of tool calls is
+checked. Grammars are checked with a tokenizer that has one token for each byte, an end token, and this one."""
 LAYOUT: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
@@ -36,9 +36,9 @@ LAYOUT: Any = {
     "json_allowed_escapes": r'"\bfnrt',
 }
 """Layout of JSON: at most one space after a comma or a colon, and no other white space outside strings. Models write
-JSON on one line in both ways, and neither allows endless spaces. Each character has one spelling, because llguidance
-treats the name \\u0061 as different from `a`. In consequence, control characters without a short escape are allowed
-only if the schema contains them."""
+JSON on one line, with or without these spaces. More white space could go on without end. Each character has one
+spelling, because llguidance treats the name \\u0061 as different from `a`. In consequence, control characters without a
+short escape are allowed only if the schema contains them."""
 MAX_ECHO_CHARS = 300
 """Maximal number of characters of llguidance's error that a refusal quotes."""
 LOCATE_S = 0.02
@@ -80,7 +80,7 @@ def create_schema_grammar(schema: Schema | str, param: str, *, strict: bool) -> 
 
 
 def schema_text(schema: Schema | str, param: str, *, strict: bool) -> str:
-    """Return the schema as the JSON that stands after `%json` in a Lark grammar.
+    """Check a JSON Schema or its text, and return the JSON to write after `%json` in a Lark grammar.
 
     param: name of the request's field, for errors. strict: whether the schema itself must also follow OpenAI's rules:
     every property is required, and no others are allowed.
@@ -114,8 +114,8 @@ def create_choice_grammar(choices: list[str], param: str) -> str:
 def parse_lark_grammar(text: str, param: str) -> str:
     """Return the grammar for a text in Lark, in llguidance's dialect, or in GBNF (`root ::= ...`).
 
-    Schemas after `%json` are checked as by `create_schema_grammar`. Special tokens are refused. param: name of the
-    request's field, for errors. Raises InvalidRequest.
+    JSON schemas after `%json` in the text are checked like those of requests. Special tokens in the text are refused.
+    param: name of the request's field, for errors. Raises InvalidRequest.
     """
     return _placed(lambda: _grammar_of_lark(text), param)
 
@@ -344,8 +344,8 @@ def _checked(grammar: str) -> str:
 def error_of(grammar: str) -> str:
     """Return llguidance's error for a grammar, or an empty text if it can be compiled and used.
 
-    The grammar is compiled and takes its first step. If the output must begin with certain bytes, such as the `{` of an
-    object, it also takes the step after these.
+    The grammar is compiled, and the bytes that it allows first are computed. If it allows only one beginning, such as
+    the `{` of an object, the bytes that it allows after that are computed, too.
     """
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LLParserLimits(**parser_limits()))
     if not matcher.is_error():

@@ -69,7 +69,7 @@ def pointer(place: Place) -> str:
 
 
 def moved(schema: Schema, to: str) -> Schema:
-    """Return the schema with its references changed so that they stay right if it is placed at the JSON pointer `to`.
+    """Return the schema with its references changed so that it can stand at the JSON pointer `to` of another schema.
 
     # {"$ref": "#/$defs/a"} moved to "/$defs/whole" is {"$ref": "#/$defs/whole/$defs/a"}
     """

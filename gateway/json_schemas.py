@@ -24,11 +24,11 @@ from gateway.json_schema_parts import (
 )
 
 MARGIN = 1e-15
-"""Distance that numbers other than integers keep from an exclusive bound, as a share of the bound, or absolute for a
-bound of 0. With a much smaller distance below 0.7, 0.69999999999999999 would be allowed, which is 0.7 once read as a
-float."""
+"""Distance from an exclusive bound at which numbers other than integers are allowed, as a share of the bound, or
+absolute for a bound of 0. With a much smaller distance below 0.7, 0.69999999999999999 would be allowed, which a reader
+rounds to 0.7."""
 MAX_INTEGER = 2**53
-"""Largest absolute value up to which a JSON number is exact in every reader."""
+"""Largest absolute value up to which all integers are exact in every reader of JSON, also one that reads floats."""
 
 FORMATS: tuple[str, ...] = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -51,8 +51,8 @@ NOT_ENFORCED = frozenset(
     | {"dependentRequired", "dependentSchemas", "$dynamicRef", "$recursiveRef", "$id"}
     | {"disallow", "divisibleBy", "extends"}
 )
-"""Keywords that constrain the output, or change the meaning of others, and that cannot be enforced. The last three are
-of JSON Schema draft 3."""
+"""Keywords with which a schema is refused: they limit the output, or change the meaning of other keywords, and cannot
+be enforced. The last three are of JSON Schema draft 3."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "nullable": (False,),
@@ -75,7 +75,8 @@ pattern if one does not close."""
 
 
 def read_schema(schema: Any, *, strict: bool = False) -> Schema:
-    """Return the part of a schema that must be enforced. Raises SchemaRefused.
+    """Return a JSON Schema with only the keywords that limit the output. Raises SchemaRefused if a keyword cannot be
+    enforced.
 
     strict: whether the schema must also follow OpenAI's rules for `strict: true`.
     """

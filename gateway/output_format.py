@@ -16,15 +16,16 @@ class OutputFormat:
 
     kind: Kind
     value: Any
-    """By `kind`: a JSON schema or its text, None (json_object), a regular expression, a list of texts, or a grammar in
-    Lark or GBNF."""
+    """What the output must match. By `kind`: a JSON schema or its text, None (json_object), a regular expression, a
+    list of texts, or a grammar in Lark or GBNF."""
     param: str
     """Name of the request's field, as the caller's protocol spells it, for errors."""
     strict: bool = False
 
 
 def one_output(given: dict[str, Any], strict: bool = False) -> OutputFormat:
-    """Return the output format that `structured_outputs` asks for. Exactly one of its fields must have a value.
+    """Return the output format that `structured_outputs` asks for. Exactly one field of `structured_outputs` must have
+    a value.
 
     given: all fields by name, None where the request sets none. strict: whether a JSON schema must also follow OpenAI's
     rules for `strict: true`. Raises InvalidRequest if none or several fields are set.

@@ -16,8 +16,8 @@ NORMALIZED_CHARS = 4
 """
 WHITE_SPACE = tuple(char for char in map(chr, range(0x3001)) if char.isspace())
 SEARCHED_CHARS = 1000
-"""Number of characters before a position in which a space between two letters is searched, to cut a text there. Prose
-has one in every 20 characters. If there is none, the cut is tried twice as far from the text's end."""
+"""Number of characters before a position that are searched for a space between two letters, at which a text can be cut.
+Prose has one in every 20 characters. If none is found, the search starts again twice as far from the text's end."""
 SPLIT_REGEXES = frozenset(
     {
         # Llama 3, as cl100k
@@ -59,19 +59,24 @@ class TextBounds:
         return cls(max_token_chars, _drops_spaces(added, normalizers, pre_tokenizers), splits)
 
     def max_chars(self, num_tokens: int) -> int | None:
-        """Return the most characters, white space aside, that `num_tokens` tokens stand for; None without a limit."""
+        """Return the most characters, white space aside, that a text of `num_tokens` tokens can have; None without a
+        limit.
+        """
         if self.max_token_chars is None:
             return None
         return self.max_token_chars * num_tokens
 
     def max_text_chars(self, num_tokens: int) -> int | None:
-        """Return the most characters, white space included, of a text of `num_tokens` tokens; None without a limit."""
+        """Return the most characters, white space included, that a text of `num_tokens` tokens can have.
+
+        None without a limit.
+        """
         if self.drops_spaces:
             return None
         return self.max_chars(num_tokens)
 
     def may_fit(self, text: str, num_tokens: int) -> bool:
-        """Return False if the text surely has more than `num_tokens` tokens, by its length alone; else True."""
+        """Return False if the text's length alone shows that it has more than `num_tokens` tokens; else True."""
         max_chars = self.max_chars(num_tokens)
         if max_chars is None or len(text) <= max_chars:
             return True

@@ -35,11 +35,12 @@ from outrider.wire.models.tokenizer_json import (
 from outrider.wire.peer_text import bound_text
 
 BYTES_PER_TOKEN = 8
-"""Bytes of a long text that are tokenised at first, for each token that is needed. English text has about half as many
-bytes per token."""
+"""Length of the beginning of a long text that is tokenised at first, in bytes for each token that is needed. English
+text has about half as many bytes per token."""
 CLEARLY_MORE = 1.25
-"""Factor on the allowed number of tokens. A text is refused without tokenising the rest if its beginning has more
-tokens than the product. The margin is ample: cutting a text changes only the tokens of one word."""
+"""Factor of the allowed number of tokens. If the beginning of a text has more tokens than the product, the text is
+refused and its rest is not tokenised. A factor of little more than 1 is enough, because cutting a text changes only the
+tokens of one word."""
 MAX_ADDED_TOKENS = 16
 """Maximal number of tokens that a post-processor adds to a text; known ones add one or two."""
 REPLACES_EACH_BYTE = "outrider-each"
@@ -120,7 +121,7 @@ class Tokenizer:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def ids_within(self, text: str, max_ids: int, add_special_tokens: bool = True) -> list[int] | None:
-        """Return the token ids of a text, or None if the text clearly has more than `max_ids`.
+        """Return the token ids of a text, or None if its beginning already has more than CLEARLY_MORE times `max_ids`.
 
         The beginning of the text is tokenised first, so that a text with too many tokens is not tokenised as a whole.
         """
@@ -197,8 +198,7 @@ class Tokenizer:
     def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
         """Return the last `num_ids` of the token ids that `encode` would return.
 
-        Only the end of a long text is tokenised if the text can be cut without changing the result, else the whole
-        text.
+        Of a long text only the end is tokenised, if it can be cut at a space without changing the result.
         """
         num_chars = _num_chars_read_first(text, num_ids)
         while self.bounds.splits_at_spaces and num_chars < len(text):
@@ -222,7 +222,7 @@ class Tokenizer:
         return self._controls.get(text)
 
     def silent_id(self, text: str) -> int | None:
-        """Return the id of the special token with this text, which `decode` leaves out; None for other texts."""
+        """Return the id of the special token with this text, if `decode` leaves it out; else None."""
         if text not in self._silent:
             return None
         return self._controls.get(text)
@@ -240,7 +240,7 @@ class Tokenizer:
         return name
 
     def piece(self, token_id: int) -> Piece:
-        """Return what a token adds to a decoded text. Results are cached, at most one for each id of the vocabulary."""
+        """Return what a token adds to a decoded text. The result is cached by id."""
         try:
             return self._pieces[token_id]
         except KeyError:

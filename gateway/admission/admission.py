@@ -33,19 +33,19 @@ from outrider.wire.telemetry.trace import Spans
 T = TypeVar("T")
 
 RETRY_S = 1.0
-"""Seconds after which a caller may retry a request that was refused because of the limit on bytes held."""
+"""Seconds after which a caller may retry a request that was refused because of the limit on bytes of request bodies."""
 NUM_LARGEST = 16
-"""Limit on the bytes held at once, as a number of requests of the maximal size. Many more small requests may be held.
-"""
+"""Limit on the bytes of all request bodies held at one time, in multiples of the largest body that is allowed."""
 NUM_SHARES = 4
-"""Number of equal shares of the limit on bytes held. One API key may hold at most one share, so that slow senders do
-not block other keys."""
+"""One API key may hold at most 1 / NUM_SHARES of the limit on bytes of request bodies, so that clients of one key that
+send slowly leave room for other keys."""
 
 
 class BodyBudget:
-    """A limit on the bytes of requests held at once, from their arrival until they are admitted or refused.
+    """A limit on the bytes of all request bodies that the gateway holds at one time.
 
-    The gateway has one, for HTTP and gRPC. All calls come from one event loop, so it needs no lock.
+    A body counts from its arrival until its request is started or refused. HTTP and gRPC share one budget. All calls
+    come from one event loop, so it needs no lock.
     """
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -54,7 +54,7 @@ class BodyBudget:
         self.max_bytes = NUM_LARGEST * max_body_bytes
         self.num_bytes = 0
         self.num_bytes_of: Counter[str] = Counter()
-        """Bytes held, by API key. Keys whose requests hold no bytes have no entry."""
+        """Bytes of request bodies held, by name of the API key. Keys whose requests hold no bytes have no entry."""
 
     def add(self, key_name: str | None, num_bytes: int) -> None:
         """Add `num_bytes` to the bytes held for an API key.
@@ -89,7 +89,7 @@ class BodyBudget:
 
 
 class IncomingRequest:
-    """A request that is not yet admitted: its caller, and the number of bytes that are held for its body."""
+    """A request that is not yet admitted: its caller, and the bytes of its body that count in the `BodyBudget`."""
 
     def __init__(self, caller: Caller, bodies: BodyBudget) -> None:
         self.caller = caller
@@ -193,7 +193,9 @@ class Admission:
     async def answers(
         self, unchecked: UncheckedRequest, incoming: IncomingRequest
     ) -> AsyncIterator[AdmittedGenerations]:
-        """Context manager: admit a request, and run its choices until the block ends.
+        """Context manager: admit a request and start its choices. Its value streams their outputs.
+
+        When the block ends, choices that still run or wait are cancelled.
 
         Raises the error of the first check that fails, before any choice is started: InvalidRequest, ModelNotFound,
         RateLimited, Overloaded, Unavailable.

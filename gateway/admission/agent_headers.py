@@ -10,7 +10,8 @@ from typing import Any
 from gateway.confined.template_shape import SYSTEM_ROLES, Message
 
 PREFIX = "x-anthropic-billing-header:"
-"""Beginning of a header line that a coding agent puts before its system prompt. Lines that begin so are dropped."""
+"""Beginning of a header line that a coding agent puts before its system prompt. Such lines differ from request to
+request and are dropped."""
 
 
 def without_agent_headers(messages: list[Message]) -> list[Message]:

@@ -28,9 +28,11 @@ def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None
 
 
 def corpus_of(scope: str, key_name: str | None, user: str | None, salt: str | None, *, may_read: bool = False) -> bytes:
-    """Return the digest under which `lookup` requests share finished outputs: 32 bytes, or empty for no sharing.
+    """Return the digest under which requests with the drafter `lookup` share finished outputs: 32 bytes, or empty.
 
-    With an empty digest, the drafter copies only from the request itself, and the request's output is not stored.
+    Such a drafter copies draft tokens from the finished outputs of all requests with the same digest.
+
+    With an empty digest it copies only from the request itself, and the request's output is not stored.
 
     scope: the setting `lookup_scope`. user, salt: fields `user` and `cache_salt` of the request. Under the scope `user`
     a request without key, user and salt gets an empty digest. may_read: whether the response could reveal other

@@ -21,13 +21,14 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 HOW = "send it as `Authorization: Bearer KEY`, or over HTTP as `x-api-key: KEY`"
-"""Part of error messages: how to send an API key."""
+"""Sentence of error messages that explains how to send an API key."""
 MAX_HEADER_CHARS = 1024
 """Number of characters of an `authorization` header that are read; the rest is ignored. `outrider keys` makes secrets
 of 46 characters."""
 MINUTE_S = 60.0
 ROUNDING = 1e-3
-"""Tolerance, in tokens or requests, for the rounding of times and sums."""
+"""Amount, in tokens or requests, that a bucket may lack and still count as holding what is asked for. It absorbs the
+rounding errors of floating-point sums."""
 BUSY_RETRY_S = 1.0
 """Seconds after which a caller may retry if its API key has reached its limit of concurrent choices. When a running
 choice will end cannot be predicted."""
@@ -60,16 +61,16 @@ class AccessMetrics:
             "1 while the file of API keys cannot be used, and those that it had are in force.",
             registry=registry,
         )
-        """`outrider_api_keys_outdated == 1`: the file of API keys cannot be read. Keys that were revoked since it was
-        last read are still accepted."""
+        """`outrider_api_keys_outdated == 1`: the file of API keys cannot be read. Keys that were revoked since the last
+        successful read are still accepted."""
 
 
 class Bucket:
     """A token bucket for a limit per minute. It holds the amount allowed in one minute and fills at a constant rate.
 
-    The level may be negative. Callers then wait until it is positive again.
+    The level may be negative, because `subtract` checks nothing. `wait_s` says when an amount is available again.
 
-        # 60 per minute, full: take(90) leaves -30, and wait_s(1) is 31 s
+        # 60 per minute, full: subtract(90) leaves -30, and wait_s(1) is 31 s
     """
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
@@ -81,7 +82,7 @@ class Bucket:
     def wait_s(self, amount: float) -> float:
         """Return the seconds until the bucket holds `amount`; 0.0 if it does now.
 
-        For an amount above the limit per minute, it is the time until the bucket is full.
+        For an `amount` above the limit per minute, return the seconds until the bucket is full.
         """
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._filled_s) * self.per_minute / MINUTE_S)
@@ -97,10 +98,9 @@ class Bucket:
 
 
 class Caller:
-    """The requests of one API key, with the key's limits; or all requests, if the gateway has no API keys.
+    """The user for whom requests count: one API key with its limits, or everybody if the gateway has no API keys.
 
-    Without API keys nothing is limited or counted. The RateLimited that its methods raise holds the seconds after which
-    the same request passes.
+    Without API keys nothing is limited. A RateLimited that a method raises holds the seconds after which to retry.
     """
 
     def __init__(self, key: ApiKey | None, metrics: AccessMetrics, clock: Clock = time.monotonic) -> None:
@@ -123,7 +123,10 @@ class Caller:
 
     @property
     def weight(self) -> float:
-        """Weight of the API key in the queue; 1 without a key."""
+        """Weight of the API key in the queue; 1 without a key.
+
+        While choices wait, a key with weight 2 gets twice as many places as a key with weight 1.
+        """
         if self.key is None:
             return 1.0
         return self.key.weight
@@ -177,7 +180,7 @@ class Caller:
             )
 
     def charge(self, num_tokens: int) -> None:
-        """Count tokens of a request that is about to begin against the key's limit of tokens per minute.
+        """Count the tokens of a request against the key's limit of tokens per minute, before the request begins.
 
         num_tokens: the most tokens that the request may use; `settle` corrects the count. Raises RateLimited.
         """
@@ -186,7 +189,8 @@ class Caller:
     def settle(self, num_charged: int, num_prompt: int, num_output: int) -> None:
         """Correct the count of tokens after a request has ended.
 
-        num_charged: tokens counted by `charge`. num_prompt, num_output: tokens that the request used.
+        num_charged: tokens counted by `charge`. num_prompt, num_output: numbers of prompt and output tokens that the
+        request really used.
         """
         if self._tokens is not None:
             self._tokens.subtract(num_prompt + num_output - num_charged)
@@ -242,7 +246,7 @@ class Access:
         return self._ring is not None
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return the caller with this `authorization` header.
+        """Return the caller whose API key is in this `authorization` header.
 
         Raises Unauthenticated for a missing, unknown or expired key. Its message does not show how close the secret was
         to a valid one.

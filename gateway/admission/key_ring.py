@@ -16,14 +16,15 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 LOOK_S = 1.0
-"""Seconds between two checks of whether the file has changed. Checks are made while requests arrive or metrics are
-scraped. A revoked key is accepted for at most this long."""
+"""Shortest time between two checks whether the file of API keys has changed, in seconds. A check is made when a request
+arrives or metrics are scraped, so a key that was removed from the file is accepted for at most this long."""
 RETRY_S = 10.0
-"""Seconds after which an unusable file is read again although it has not changed, because the cause may lie outside it.
-"""
+"""Seconds after which an unusable file of API keys is read again although it has not changed. Reading may have failed
+for another reason, such as too many open files."""
 
 Mark = tuple[int, int, int, int, int, int]
-"""State of a file, by which a change is noticed: modification time in ns, inode, size, mode, owner and group."""
+"""Properties of a file. If one of them differs from that of the last read, the file has changed: modification time in
+ns, inode, size, mode, owner and group."""
 
 
 class KeyRing:
@@ -45,7 +46,9 @@ class KeyRing:
         warn_if_open(Path(path))
 
     def is_outdated(self) -> bool:
-        """Return whether the key file can no longer be read. The keys of the last successful read then stay in use."""
+        """Return whether the last attempt to read the file of API keys failed. The keys of the last successful read
+        then stay in use.
+        """
         self._reload()
         return self._failure is not None
 

@@ -17,7 +17,7 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class CallerGrammars:
-    """Checks the grammars of one caller's requests."""
+    """Builds and checks the grammars of one caller's requests."""
 
     checker: GrammarChecker
     caller: bytes
@@ -70,7 +70,7 @@ async def prepare_prompt(
 
     name: name of the prompt's field, for errors. grammar: grammar of the output format, empty for any text.
     adds_special: whether the tokenizer adds its own special tokens; None to add them to texts but not to chats.
-    max_ids: number of token ids at the end of the prompt that are used; None for all.
+    max_ids: number of token ids to use, counted from the end of the prompt; None for all.
 
     Raises InvalidRequest, and ContextExceeded for a prompt that does not fit the context.
     """

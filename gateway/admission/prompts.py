@@ -38,8 +38,8 @@ class Chat:
     add_generation_prompt: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: ToolOffer | None = NO_TOOLS
-    """Tools that the request offers. None means that the output is not parsed: neither tool calls nor reasoning are
-    taken out."""
+    """Tools that the request offers. None means that the output stays one text, from which neither tool calls nor
+    reasoning are separated."""
     continues: bool = False
     """Whether the output continues the text of the last message."""
     documents: tuple[dict[str, Any], ...] = ()
@@ -47,8 +47,8 @@ class Chat:
     merges_leading: bool = False
     """Whether the system messages at the start of the chat are merged into one."""
     control_tokens: ContentControlTokens | None = None
-    """Whether control tokens in messages stay control tokens (`allow`) or are taken as text (`text`). None: the setting
-    of the caller's API key or else the gateway's decides."""
+    """Whether control tokens in messages stay control tokens (`allow`) or are taken as text (`text`). None:
+    `ChatSettings.control_tokens` decides."""
     reasoning_budget: ReasoningBudget | None = None
     """Limit of the reasoning; None for any number of tokens."""
 
@@ -63,7 +63,7 @@ class ChatSettings:
     omits_agent_header: bool
     control_tokens: ContentControlTokens = "allow"
     """Whether control tokens in messages stay control tokens (`allow`) or are taken as text (`text`). It is `text` if
-    the gateway's setting or that of the caller's API key is."""
+    the gateway's setting or the setting of the caller's API key is `text`."""
 
     @classmethod
     def from_config(cls, config: GatewayConfig) -> ChatSettings:
@@ -129,7 +129,7 @@ class PromptReader:
     async def encode_chat(
         self, name: str, pieces: Sequence[str], add_special_tokens: bool, max_ids: int | None
     ) -> tuple[int, ...]:
-        """Return the token ids of a rendered chat; only the last `max_ids` if that is given.
+        """Return the token ids of a rendered chat: the last `max_ids` of them, or all if `max_ids` is None.
 
         name: name of the prompt's field, for errors. pieces: the chat's text as `render_pieces` returns it; no token
         spans two pieces. Raises ContextExceeded if `max_ids` is None and the chat does not fit the context.
@@ -149,7 +149,7 @@ class PromptReader:
     async def encode(
         self, name: str, text: str, add_special_tokens: bool, max_ids: int | None = None
     ) -> tuple[int, ...]:
-        """Return the token ids of a text; only the last `max_ids` if that is given.
+        """Return the token ids of a text: the last `max_ids` of them, or all if `max_ids` is None.
 
         name: name of the text's field, for errors. Raises ContextExceeded if the text cannot fit the context; such a
         text is not tokenised as a whole.

@@ -22,15 +22,15 @@ from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 from outrider.wire.settings.config import GatewayConfig
 
 BURST_S = 0.25
-"""Seconds after an almost idle moment during which arrivals count as one burst and may fill the whole queue, however
-long they will wait. That is long enough for what one caller sends at once, and too short for a constant load of many
-callers."""
+"""Seconds of a burst. It begins when a request arrives while at most an eighth of the places are taken. During a burst
+requests may fill the whole queue, however long they will wait. It is long enough for what one caller sends at once, and
+too short for a constant load of many callers."""
 CALM_S = 1.0
 """Seconds after which an overload counts as over, if no request has arrived while all places were taken."""
 MIN_RETRY_S = 1.0
 """Shortest time after which a refused caller is asked to retry, in seconds."""
 MEMORY = 32
-"""Number of choices over which the mean time that a choice holds its place is averaged."""
+"""Number of choices over which the time for which a choice holds its place is averaged."""
 
 
 class QueueEstimate:
@@ -50,7 +50,9 @@ class QueueEstimate:
 
     @contextmanager
     def served(self) -> Iterator[None]:
-        """Context manager: measure how long a choice holds its place. Enter it when the choice gets the place."""
+        """Context manager: measure how long a choice holds its place. The block begins when the choice gets the place
+        and ends when it frees the place.
+        """
         began_s = self._clock()
         self._num_running += 1
         self._sum_began_s += began_s
@@ -66,7 +68,7 @@ class QueueEstimate:
             self._mean_s += (held_s - self._mean_s) / min(self._num_ended, MEMORY)
 
     def service_s(self) -> float:
-        """Return an estimate of how long a choice holds its place, in seconds; 0 before the first choice.
+        """Return an estimate of how long a choice holds its place, in seconds; 0 before the first choice got a place.
 
         It is the mean of the choices that have ended, or the mean time that the running ones have held their places,
         whichever is longer. So it grows when workers hang and no choice ends.
@@ -87,7 +89,7 @@ class QueueEstimate:
 class AdmissionQueue:
     """The queue of one model: choices that run, and choices that wait for a place.
 
-    `capacity` follows the number of targets. When it falls, running choices keep their places.
+    `ServedModel` sets `capacity` from the number of targets. When `capacity` falls, running choices keep their places.
     """
 
     def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +100,7 @@ class AdmissionQueue:
         """Number of choices that run or wait, and weight, by caller. Callers without such choices have no entry."""
         self.num_running = 0
         self.num_refused = 0
-        """Number of choices refused since the gateway started."""
+        """Number of choices that the queue has refused since the gateway started."""
         self._config = config
         self._clock = clock
         self._capacity = config.max_running
@@ -130,17 +132,18 @@ class AdmissionQueue:
         return self.num_admitted - self.num_running
 
     def admit(self, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Admit `num_choices` more choices of a caller.
+        """Let `num_choices` more choices of a caller into the queue, where each waits for a place.
 
         caller, weight: digest and weight of the caller's API key. Raises Overloaded, with the seconds after which to
-        retry, if the choices cannot be admitted.
+        retry, if the queue is full or the wait would be too long.
         """
         if not self._is_within_share(num_choices, caller, weight):
             self._check(num_choices)
         self.change(num_choices, caller, weight)
 
     def change(self, by: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Add `by` to the number of admitted choices of a caller, without checking a limit. `by` may be negative.
+        """Add `by` to the number of a caller's choices that run or wait, without checking a limit. `by` may be
+        negative.
 
         weight: weight of the caller's API key. The caller's share of the places is proportional to it.
         """

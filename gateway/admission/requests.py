@@ -29,7 +29,8 @@ from outrider.wire.settings.config import GatewayConfig
 
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Maximal number of prompt log-probs that one request returns. Measured with /v1/completions and prompt_logprobs 20: a
-prompt of 32k tokens has 0.7 million, which take 5 MB from the target, and 300 MB and 0.9 s of the gateway."""
+prompt of 32k tokens has 0.7 million, which take 5 MB in the target's message, and 300 MB of memory and 0.9 s of time in
+the gateway."""
 
 
 async def build_requests(
@@ -179,9 +180,10 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
 
 
 def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raise InvalidRequest, which names the first token id at or above `vocab_size`, if there is one.
+    """Raise InvalidRequest if a token id has no row in the model's embedding, that is, if it is `vocab_size` or more.
 
-    vocab_size: number of the model's logits. The tokenizer may have more ids. name: name of the field with the ids.
+    The error names the first such id. vocab_size: number of the model's logits. The tokenizer may have more ids. name:
+    name of the field with the ids.
     """
     for token_id in ids:
         if token_id >= vocab_size:

@@ -21,12 +21,12 @@ THREAD_NICENESS = 5
 """Niceness of the threads that tokenise long texts, on Linux. It lies between that of the event loop (0) and that of
 confined processes (10)."""
 LARGEST_CHARS = 1 << 20
-"""Length in characters above which only one text is tokenised at a time. A text of 2**20 tokens takes 400 MB while it
-is tokenised."""
+"""Length in characters above which only one text is tokenised at a time. Tokenising a text of 2**20 tokens takes 400
+MB."""
 
 RELEASED_CHARS = 1 << 17
-"""Length in characters above which the memory of a text's tokens is given back to the kernel afterwards. At this length
-it is 50 MB, which glibc would otherwise keep in an arena for each thread."""
+"""Length of a text, in characters, above which the memory that its tokenisation used is given back to the kernel
+afterwards. A text of this length uses 50 MB, which glibc would otherwise keep in an arena of each thread."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,8 +35,9 @@ T = TypeVar("T")
 class TextThreads:
     """Threads that tokenise texts too long for the event loop. Only one event loop uses them, so there is no lock.
 
-    A caller with an API key has one thread at a time, so that its long texts never hold all threads. Only one text
-    above LARGEST_CHARS is tokenised at a time, because its tokens take 400 bytes each.
+    Of a caller with an API key, one text up to LARGEST_CHARS and one above are tokenised at a time, so that the caller
+    never holds all threads. Of all callers, only one text above LARGEST_CHARS is tokenised at a time, because each of
+    its tokens takes 400 bytes.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class TextThreads:
     async def run(self, caller: bytes, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work`, which reads `num_chars` characters, on a thread, and return its result.
 
-        A thread cannot be stopped: after a cancellation it still counts for the caller until the work is done.
+        A thread cannot be stopped: if this call is cancelled, the thread counts as the caller's until `work` returns.
         """
         is_largest = num_chars > LARGEST_CHARS
         limit = self._limit(caller, is_largest)

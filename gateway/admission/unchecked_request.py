@@ -39,7 +39,8 @@ class UncheckedRequest:
 
     request_id: str
     model: str
-    """Model id that the request names; empty for the only model that is served."""
+    """Model id that the request names; empty if the request leaves it to the gateway, which must then serve only one
+    model."""
     prompts: tuple[Prompt, ...]
     names: FieldNames
     params: SamplingParams
@@ -48,8 +49,8 @@ class UncheckedRequest:
     max_tokens: int | None
     """Maximal number of output tokens; None for as many as the context limit leaves."""
     named: frozenset[str] | None = None
-    """Names of the fields of `params` that the request sets. The checkpoint's defaults apply to the other fields. None
-    means that the request sets all."""
+    """Names of the fields of `params` that the request sets. The defaults in the model's checkpoint apply to the other
+    fields. None means that the request sets all."""
     seed: int | None
     """Seed of 64 bits; None to draw a seed for each prompt."""
     num_choices: int = 1
@@ -70,7 +71,8 @@ class UncheckedRequest:
     """Format that the outputs must have; None for any."""
     num_prompt_logprobs: int | None = None
     """Number of most likely ids whose log-probs are returned for each prompt token, besides those of the token itself;
-    None for no log-probs of the prompt. `GenerationRequest` explains the next four fields."""
+    None for no log-probs of the prompt. The fields `is_empty`, `keeps_stop`, `stops_in_reasoning` and `shows_special`
+    are those of GenerationRequest."""
     is_empty: bool = False
     keeps_stop: bool = False
     stops_in_reasoning: bool = False

@@ -15,11 +15,11 @@ END_S = 1.0
 
 
 class NotStarted(Exception):
-    """A process ended before it was ready for work."""
+    """A process of a pool ended before it was ready for work."""
 
 
 class NotBegun(Exception):
-    """A process ended before it had read a request, because it was killed while it was idle."""
+    """A process of a pool was killed while it was idle, so that it ended before it read the request."""
 
 
 class ChildProcess:

@@ -24,22 +24,23 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 NUM_PROCESSES = 2
-"""Maximal number of processes of a pool. There are two, so that the work of one caller never occupies all."""
+"""Maximal number of processes of a pool. A caller with an API key has at most one of them at a time, so that another is
+left for other callers."""
 MEMORY_BYTES = 512 << 20
 """Maximal address space that one piece of work may add to its process, in bytes. The largest of 300 public schemas
 takes 60 MB."""
 MAX_WAIT_S = 10.0
-"""Maximal time for which a request waits for a process, in seconds. It is the time of ten pieces of work that reach the
-default limit of one second."""
+"""Maximal time for which a request waits for a process, in seconds. Ten pieces of work that each reach the default
+limit, one second of CPU time, take as long."""
 STALLED = 10
-"""A piece of work may take STALLED times its limit of CPU time in elapsed time. 20 busy processes on two cores need
-that much."""
+"""Elapsed time that a piece of work may take, as a multiple of its limit of CPU time. With 20 busy processes on two
+cores, each process gets a tenth of a core."""
 MIN_STALLED_S = 10.0
 """Smallest limit of the elapsed time of a piece of work, in seconds: STALLED times the default limit of CPU time, which
 is one second."""
 RETRY_S = 1.0
-"""Seconds after which a request that got no process may be sent again. A piece of work takes at most as much CPU time
-at the default limit."""
+"""Seconds after which a request that got no process may be sent again. It is the default limit of the CPU time of one
+piece of work."""
 START_PAUSE_S = 0.1
 """Seconds between a failed start of a process and the next attempt. Each further pause is twice as long. A start takes
 0.1 to 0.5 s."""
@@ -48,24 +49,24 @@ MAX_START_PAUSE_S = 2.0
 
 
 class WorkExceeded(Exception):
-    """Work exceeded a limit. The message is the limit, such as "1 s of CPU time"."""
+    """A piece of work exceeded its limit of CPU time or memory. The message is the limit, such as "1 s of CPU time"."""
 
     def __init__(self, message: str, *, is_time: bool = False) -> None:
         super().__init__(message)
         self.is_time = is_time
-        """Whether the limit of CPU time was exceeded (True) or that of memory (False)."""
+        """True if the limit of CPU time was exceeded, False if it was the limit of memory."""
 
 
 class WorkFailed(Exception):
-    """Work raised an error other than InvalidRequest, or its process ended without a reply."""
+    """The function `work` raised an error other than InvalidRequest, or its process ended without a reply."""
 
 
 class NestsTooDeep(Exception):
-    """A request nests deeper than 254 levels, the limit of orjson."""
+    """The JSON of a request for a pool nests deeper than 254 levels, the limit of orjson."""
 
 
 class WorkRefused(Exception):
-    """Work raised InvalidRequest. `message` and `param` are those of that error."""
+    """The function `work` raised InvalidRequest. `message` and `param` are those of that error."""
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message)
@@ -98,7 +99,8 @@ class _Waiting:
 
 
 class ConfinedPool:
-    """Runs the work of one module in processes, fairly between callers. One event loop uses it, so it needs no locks.
+    """Runs the function `work` of one module in other processes, with limits of CPU time and memory. One event loop
+    uses it, so it needs no locks.
 
     A free process goes to the caller for whom the fewest processes run. Among equals it goes to the caller that has
     used the least CPU time since the pool was last idle.
@@ -141,7 +143,7 @@ class ConfinedPool:
         """Run the module's `work` for a request in a process, and return its result.
 
         caller: digest of the caller for whom the work is done; empty without one. request: a JSON value, or its text as
-        bytes. If this call is cancelled, the work is ended.
+        bytes. If this call is cancelled, the process is killed.
 
         Raises WorkRefused if the module raises InvalidRequest, WorkExceeded if the work exceeds its limit of CPU time
         or memory, WorkFailed for any other exception, NestsTooDeep if the request nests too deep for JSON, and

@@ -22,7 +22,7 @@ ToolsForm = Literal["list", "text"]
 
 _TOOLS_FORMS: tuple[ToolsForm, ...] = ("list", "text")
 SYSTEM_ROLES = ("system", "developer")
-"""Roles of messages with instructions."""
+"""Roles of system messages, which instruct the model: the older and the newer name in OpenAI's API."""
 _MARK = "outrider-mark"
 """Content of a trial message, which is then searched in the rendered text."""
 _NAME = "outrider_name"
@@ -47,10 +47,11 @@ PROBE_TOOL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
-    """The forms of a message's fields that one chat template reads."""
+    """The forms in which one chat template reads a message, such as `content` as a text or as a list of parts."""
 
     contents: dict[str, ContentForm] = field(default_factory=dict)
-    """Form of `content` that the template reads, by role. Roles without an entry have the form text."""
+    """Form in which the template reads `content`, by role: a `text`, a list of `parts`, or `both`. For roles without an
+    entry it is `text`."""
     call_content: str | None = ""
     """Content for an assistant message that has tool calls and no text. None for templates that write calls only if the
     content is null."""
@@ -65,16 +66,18 @@ class TemplateShape:
     message."""
 
     def arguments_forms(self) -> tuple[ArgumentsForm, ArgumentsForm]:
-        """Return both forms of a call's arguments, beginning with the one that the template reads."""
+        """Return the two forms of a tool call's arguments (`text`, `object`), with the form that the template reads
+        first.
+        """
         if self.arguments == "text":
             return "text", "object"
         return "object", "text"
 
 
 def shape_of(render: Render) -> TemplateShape:
-    """Return which forms of messages a template reads.
+    """Return in which forms a template reads messages. Trial messages are rendered to find out.
 
-    render: renders messages with the template. For messages with tool calls it must offer the tool PROBE_TOOL.
+    render: renders messages with the template. If a message has tool calls, it must pass PROBE_TOOL to the template.
     """
     contents: dict[str, ContentForm] = {}
     user: Message = {"role": "user", "content": "hello"}
@@ -117,7 +120,10 @@ def _message_tools(render: Render, user: Message) -> ToolsForm | None:
 
 
 def with_message_tools(messages: Sequence[Message], tools: Sequence[Any], form: ToolsForm) -> list[Message]:
-    """Return a chat's messages with the tools in the first one, which becomes a system message if it is none."""
+    """Return a chat's messages with the tools in the field `tools` of a system message.
+
+    It is the chat's first message if that has a role of SYSTEM_ROLES, or else a new one without text before it.
+    """
     first: Message = {"role": "system", "content": ""}
     others = list(messages)
     if others and others[0]["role"] in SYSTEM_ROLES:
@@ -126,7 +132,7 @@ def with_message_tools(messages: Sequence[Message], tools: Sequence[Any], form: 
 
 
 def tools_of_message(tools: Sequence[Any], form: ToolsForm) -> Any:
-    """Return the value of a system message's `tools`."""
+    """Return the tools as a template reads them from the field `tools` of a system message: a list, or a JSON text."""
     if form == "list":
         return list(tools)
     return json.dumps([tool["function"] for tool in tools], ensure_ascii=False)

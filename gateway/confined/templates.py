@@ -42,7 +42,7 @@ def prepare() -> None:
 
 
 def work(request: dict[str, Any]) -> Any:
-    """Check, probe or render a chat template, whichever the request's `kind` says, and return the result.
+    """Do what the request's `kind` says with a chat template, "check", "probe" or "render", and return the result.
 
     Results: for "check" the variables that the template reads, for "probe" the fields of its TemplateShape, for
     "render" the text, or None if it is longer than `max_chars`.

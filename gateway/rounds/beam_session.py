@@ -21,8 +21,8 @@ from outrider.wire.kinds import TokenKind
 class BeamSession(Session):
     """State of a beam search. Its committed tokens are levels: a level holds the tokens of all beams at one position.
 
-    A slot is opened with the prompt; then the levels so far are sent to it. No beam's text is final until the search is
-    over. The outputs come at the end, the best first.
+    A slot is opened with the prompt; then the levels so far are sent to it. Until the search is over, no beam has a
+    final text. At the end of the search all outputs are returned, the best first.
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:

@@ -36,15 +36,15 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_RECOVERIES = 8
-"""Number of recoveries in a row without a committed token after which a request fails. Some requests may make each
-target crash; this limits how many targets such a request can stop."""
+"""Number of times that a failed round may be repeated without a committed token in between. The request then fails. A
+request may make every target crash, and this limits how many targets it can stop."""
 MOVES = ("full", "draining")
-"""Reasons for moving a request to another target that are no failures. Such moves count neither as recoveries nor as
-retries."""
+"""Reasons for which a request goes to another target although none failed: the target has no free slot, or drains. Such
+moves count neither as recoveries nor as retries."""
 
 WASTING = (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_REFUSED)
-"""Reasons why a step used no draft tokens. After a step with one of these reasons, the draft tokens on their way can no
-longer be verified."""
+"""Reasons why a step used no draft tokens: they came too late, or were refused. After such a step, draft tokens that
+are on their way can no longer be verified."""
 
 
 class Decoder:
@@ -118,7 +118,7 @@ class Decoder:
     async def run_round(self) -> RoundOutput | None:
         """Run one round, and return its output.
 
-        None means that nothing was committed, and that a new lease must begin.
+        None means that no token was committed. The next round must then begin with a new lease.
         """
         # 1 LEASE: the target steps by itself from here on, and drafts deliver to it under the lease's tickets
         target = await self.target.place()

@@ -13,18 +13,19 @@ from gateway.tokenizer import Tokenizer
 from gateway.tools.reasoning import AnswerFinder
 
 NO_REASONING = AnswerFinder(None, in_reasoning=False)
-"""Finds the answer in outputs without reasoning, whose whole text is the answer. It has no state, so all choices share
-it."""
+"""Finder of the answer, which is the text after the reasoning, for outputs that have no reasoning: their whole text is
+the answer. It has no state, so all choices share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextUpdate:
-    """Change of an output's text by some tokens: the text that became final, and the stop if there was one."""
+    """Result of adding tokens to an output's text: the text that became final, and the stop if there was one."""
 
     text_delta: str
     """Text that became final. It never ends within a character or within what may become a stop string."""
     num_kept: int
-    """Number of the pushed tokens that belong to the output, up to and including the token that completed the stop."""
+    """Number of the added tokens that belong to the output: all, or those up to and including the token that completed
+    the stop."""
     stop: str | int | None
     """Stop string or stop token id that ended the output; None if the output goes on."""
     tokens: tuple[tuple[str, int], ...]
@@ -123,7 +124,7 @@ class Detokenizer:
         return TextUpdate(text[:certain], len(ids), None, tuple(tokens))
 
     def finish(self) -> tuple[str, str | None]:
-        """Return (text that was held back, stop string found in it or None).
+        """Return the text that was not final yet, and the stop string found in it (None without one).
 
         Call it at the end of an output that ends without a stop. Incomplete bytes become U+FFFD.
         """
@@ -235,7 +236,7 @@ class _StopMatch:
         """Length of the longest border of each prefix of the stop string, by the prefix's length."""
 
     def push(self, char: str) -> bool:
-        """Add the text's next character. Return whether the stop string is complete; then nothing may follow."""
+        """Add the text's next character. Return whether the stop string is complete. Nothing may be added then."""
         size = self._extended(self.num_matched, char)
         if size == len(self._borders):
             self._borders.append(self._extended(self._borders[-1], char))

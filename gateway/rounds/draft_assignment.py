@@ -13,7 +13,10 @@ from outrider.wire.requests.drafters import Drafter
 
 
 class DraftAssignment:
-    """The draft worker of one request. It is kept while it delivers, because its cache holds the request."""
+    """Which draft worker drafts for a request.
+
+    The worker stays the same as long as its draft tokens reach the target, because its KV cache holds the request.
+    """
 
     def __init__(
         self,
@@ -37,12 +40,13 @@ class DraftAssignment:
         self._is_full = False
         """Whether the draft had no slot for the request, so that decoding without a draft would be better."""
         self.has_misbehaved = False
-        """Whether the draft sent an invalid delivery or failed. Its further deliveries must then not be used."""
+        """Whether the draft worker sent an invalid delivery or failed. The target must then not use its further
+        deliveries."""
         self._avoid: str | None = None
         """Name of the draft that was left because it failed; None without one."""
 
     def may_stay(self, target: TargetMember) -> bool:
-        """Return False if the request has a draft that must be replaced for this target, else True."""
+        """Return whether the request's draft worker may go on drafting for this target; True if it has none."""
         draft = self.member
         if draft is None:
             return True
@@ -57,7 +61,7 @@ class DraftAssignment:
         return not self._model.has_better_draft(draft, target, self._avoid, *self._criteria)
 
     def assign(self, target: TargetMember) -> bool:
-        """Assign the best draft for this target if the request has none. Return False if no draft is available."""
+        """Assign the best draft worker for this target if the request has none. Return False if none is available."""
         if self.member is None:
             self.member = self.choose(target)
             if self.member is None:
@@ -71,12 +75,12 @@ class DraftAssignment:
         return True
 
     def choose(self, target: TargetMember) -> DraftMember | None:
-        """Return the draft that `assign` would assign now; None if no draft is available."""
+        """Return the draft worker that `assign` would assign now; None if none is available."""
         other = self._model.choose_draft(target, self._avoid, *self._criteria)
         return other or self._model.choose_draft(target, None, *self._criteria)
 
     def leave(self) -> None:
-        """End the assignment, if the request has a draft."""
+        """End the assignment, if the request has a draft worker."""
         if self.member is not None:
             self._avoid = None
             if self._has_failed:
@@ -85,26 +89,26 @@ class DraftAssignment:
             self.member = None
 
     def note_verified(self) -> None:
-        """Record that the target verified draft tokens of the draft."""
+        """Record that the target verified draft tokens of the draft worker."""
         if self.member is not None:
             self.member.health.note(CallOutcome.OK)
             self.member.deliveries[self._target].note(CallOutcome.OK)
             self._has_failed = False
 
     def note_refused(self) -> None:
-        """Record that the target refused a delivery of the draft as invalid, or that the draft failed."""
+        """Record that the target refused a delivery of the draft worker as invalid, or that the draft worker failed."""
         if self.member is not None:
             self.member.health.note(CallOutcome.REFUSED)
             self._has_failed = self.has_misbehaved = True
 
     def note_undelivered(self) -> None:
-        """Record that no delivery of the draft has reached the target, whatever the cause."""
+        """Record that no delivery of the draft worker has reached the target, whatever the cause."""
         if self.member is not None:
             self.member.deliveries[self._target].note(CallOutcome.LATE)
             self._has_failed = True
 
     def note_error(self, code: pb.WorkerErrorCode) -> None:
-        """Record that the draft worker refused the slot, or lost it, with this error code."""
+        """Record that the draft worker refused to open the slot, or lost it, with this error code."""
         draft = self.member
         if draft is None:
             return

@@ -27,12 +27,15 @@ from outrider.wire.transport.streams import Replies
 log = get_logger(__name__)
 
 MISSING_VERDICTS = 64
-"""Number of verdicts in a row without a delivery after which the draft counts as not delivering. It is so large that a
-draft may take long to prefill a prompt."""
+"""Number of verdicts in a row without a delivery of a draft worker after which it counts as not delivering. Prefilling
+a long prompt may take the draft worker this many steps of the target."""
 
 
 class DraftSession:
-    """One draft of a choice: the assigned draft worker, the draft slot, and how many tokens the draft adds."""
+    """The gateway's state for one draft worker that drafts for a choice: its slot, and how many tokens it adds.
+
+    Another worker may take its place while the choice runs.
+    """
 
     def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
         """Create the state, without a draft worker yet.
@@ -73,13 +76,14 @@ class DraftSession:
 
     @property
     def metrics(self) -> PairMetrics:
-        """Metric series of the rounds of this target model and draft."""
+        """Metric series of the rounds of this pair of target model and draft model."""
         return self._model.series.pair(self._draft_label)
 
     def choose(self, target: TargetMember) -> pb.WorkerInfo | None:
-        """Return the WorkerInfo of the assigned draft, or else of the draft that would be assigned for this target.
+        """Return the WorkerInfo of the assigned draft worker, or else of the one that would be assigned for this
+        target.
 
-        None means that no connected draft is available.
+        None means that no draft worker is available.
         """
         draft = self.member or self._assignment.choose(target)
         if draft is None or draft.connection is None:
@@ -87,9 +91,9 @@ class DraftSession:
         return draft.connection.info
 
     def place(self, target: TargetMember) -> bool:
-        """Keep the assigned draft, or assign another for this target.
+        """Keep the assigned draft worker, or assign another for this target.
 
-        Return whether the previous draft misbehaved. Its deliveries must then no longer be used.
+        Return whether the previous draft worker misbehaved. The target must then no longer use its deliveries.
         """
         self._read_errors()
         if self.member is not None and self._is_paused:
@@ -108,10 +112,10 @@ class DraftSession:
         return has_misbehaved
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
-        """Send the draft the tokens committed since the last message. The first message opens its slot.
+        """Send the draft worker the tokens committed since the last message. Its slot is opened first if needed.
 
-        ticket: ticket of the target's lease for this draft. target, member: connection and worker of the target to
-        which the draft delivers.
+        ticket: ticket under which this draft worker delivers in the target's lease. target, member: connection and
+        worker of the target to which the draft worker delivers.
         """
         connection = self.connection
         if connection is None or self._is_paused:
@@ -135,12 +139,14 @@ class DraftSession:
 
     @property
     def is_unprofitable(self) -> bool:
-        """Whether the draft pauses because too few of its draft tokens were accepted, although they arrived in time."""
+        """Whether the draft worker pauses because too few of its draft tokens were accepted, although they arrived in
+        time.
+        """
         return self._is_paused and self._use.had_drafts
 
     @property
     def is_active(self) -> bool:
-        """Whether committed tokens are sent to a draft. Only then can deliveries be expected."""
+        """Whether the gateway sends committed tokens to a draft worker now. Otherwise no deliveries can be expected."""
         return self.connection is not None and not self._is_paused
 
     def is_ticket_reused(self, ticket: int, target: Connection) -> bool:
@@ -155,10 +161,10 @@ class DraftSession:
 
     @property
     def connection(self) -> Connection | None:
-        """Connection to the draft; None if the draft cannot propose tokens now.
+        """Connection to the draft worker; None if it cannot propose tokens now.
 
-        That is so without a draft, if no further draft token fits into the output or the draft's context, or if the
-        draft cannot draft for the request's beam search.
+        That is the case if none is assigned or connected, if no further draft token fits into the output or the
+        worker's context, or if the worker cannot draft for the request's beam search.
         """
         if self.member is None or self._session.max_draft_tokens() < 1:
             return None
@@ -172,7 +178,9 @@ class DraftSession:
         return connection
 
     def note(self, verdict: tpb.Verdict) -> None:
-        """Record what a verdict shows of the draft: whether it delivers, and whether its draft tokens pay."""
+        """Record what a verdict shows of the draft worker: whether it delivers, and whether enough draft tokens are
+        accepted.
+        """
         outcome = verdict.outcomes[self._place]
         self._note_use(verdict, outcome)
         if self._replies is None:
@@ -208,7 +216,7 @@ class DraftSession:
         draft.use_of(self._caller).note(num_added, num_tokens, is_ready=is_ready)
 
     def close(self) -> None:
-        """Close the draft slot, and end the assignment of the draft."""
+        """Close the draft slot, and end the assignment of the draft worker."""
         self._read_errors()
         self._forget()
         self.slot.close()

@@ -14,7 +14,7 @@ from outrider.wire.requests.drafters import GRAMMAR, Drafter
 
 
 def kinds_of(verdict: tpb.Verdict) -> list[TokenKind]:
-    """Return the kind of each token of a verdict.
+    """Return the kind of each token of a verdict, such as accepted or bonus.
 
     Accepted tokens have the kind PREDICTED if the request's prediction drafted them, FORCED if a grammar did.
     """

@@ -65,7 +65,7 @@ class Session:
     def max_draft_tokens(self) -> int:
         """Return the largest number of draft tokens that the next step can use.
 
-        A step commits one token more than it accepts.
+        A step commits the draft tokens that it accepts and one token more.
 
         # max_tokens 10, 7 output tokens: 2, since a step that accepts both commits 3
         """
@@ -86,7 +86,7 @@ class Session:
         return {"base_len": agreed_len, "committed_ids": self.committed[agreed_len:]}
 
     def num_committed_by(self, verdict: tpb.Verdict) -> int:
-        """Return the number of tokens that a verdict adds to the choice."""
+        """Return the number of tokens that a verdict commits; in a beam search, of levels."""
         return len(verdict.token_ids)
 
     def visible_outputs(self, output: RoundOutput) -> Sequence[RoundOutput]:
@@ -95,7 +95,7 @@ class Session:
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Number of most likely ids for each prompt position whose log-probs are requested of the target.
+        """For how many of the most likely ids at each prompt position the target must still send log-probs.
 
         None once the prompt log-probs have arrived, or if the request does not ask for them.
         """

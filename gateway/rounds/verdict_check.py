@@ -8,7 +8,7 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 KINDS = frozenset(kind.value for kind in TokenKind)
-"""Numbers of the token kinds that a verdict may contain."""
+"""Values of the enum of token kinds that a verdict may contain."""
 DRAFTERS = frozenset(("", *Drafter))
 """Names of drafters that a verdict may contain. "" stands for no drafter, or for the request's grammar."""
 

@@ -34,16 +34,17 @@ REOPENED = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH,
 """Error codes after which the slot is opened again and the round repeated."""
 MAX_FAULTS = 2
 """Number of failures of targets in a row (internal errors or invalid verdicts) after which a request fails. A request
-that no target can run then does not reach all of them."""
+that makes every target fail then does not reach all targets."""
 TOKENS_AHEAD = 2 * (MAX_DRAFT_TOKENS + 1)
 """Number of tokens that a target may commit beyond the last verdict that the gateway has used. It is enough for two
-steps with the longest draft, so that the target can run one while the verdict of the other is on its way."""
+steps with MAX_DRAFT_TOKENS draft tokens each: the target runs one while the verdict of the other is on its way to the
+gateway."""
 EXTEND_AGAIN_S = 1.0
 """Seconds without a verdict after which an Extend is sent again, because the last one may have been lost."""
 
 
 class SlotRefused(Exception):
-    """The target cannot open a slot for this request now.
+    """The target does not open a slot for this request now: it is full, drains, or failed to open one.
 
     `reason`: value of the label `reason` of outrider_retries_total.
     """
@@ -133,10 +134,10 @@ class Verification:
         return self._verdicts is not None
 
     def begin_lease(self, target: Connection, *, drafted: Sequence[bool]) -> None:
-        """Begin a lease at the committed tokens, with new tickets. Tokens that the target made beyond them are dropped.
+        """Begin a lease at the committed tokens, with new tickets. The target drops tokens that it made beyond these.
 
-        drafted: for each draft of the choice, whether the committed tokens are about to be sent to its worker. It has
-        at least one entry, even if no worker drafts.
+        drafted: for each `DraftSession` of the choice, whether the committed tokens are about to be sent to a draft
+        worker. It has at least one entry, even if no worker drafts.
         """
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
@@ -206,9 +207,9 @@ class Verification:
         target.send(tpb.TargetRequest(extend=extend))
 
     def end_lease(self) -> int:
-        """End the lease: no more verdicts are used.
+        """End the lease. Verdicts that arrive later are ignored.
 
-        Return the number of tokens in verdicts that had arrived and are dropped.
+        Return the number of tokens in verdicts that had arrived and were not read yet. These are dropped.
         """
         verdicts = self._verdicts
         self._verdicts = None

@@ -61,10 +61,10 @@ def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """What is known of one round, for its span.
+    """What is known of one round, for its span in a trace.
 
-    The id of the round's span is computed from its ticket and committed length. The target computes the same id, and
-    uses it as the parent of its own span.
+    The gateway and the target compute the same id of the span from the ticket and the committed length. The target
+    makes it the parent of its own span.
     """
 
     ticket: int
@@ -112,7 +112,7 @@ class RequestRecord:
     operation: str
     """Kind of request in OpenTelemetry's words: chat, text_completion or generate_content."""
     place: TraceParent | None = None
-    """Ids of the request's trace and span; None if the request is not traced."""
+    """Ids of the trace and of the request's span in it; None if the request is not traced."""
     outcome: str = "cancelled"
     """`ok`, `internal`, or the name of the error's class. Until the end it is `cancelled`, and stays so if the client
     leaves."""
@@ -132,15 +132,16 @@ class RequestRecord:
 
     @property
     def error(self) -> str | None:
-        """`outcome` if it is an error, else None. It is no error if the client leaves."""
+        """`outcome` if it is an error, else None. A client that leaves is not an error."""
         if self.outcome in ("ok", "cancelled"):
             return None
         return self.outcome
 
     def note_answer(self, first_token_s: float, per_token_s: float | None) -> None:
-        """Record the latencies of a choice that ended well, in seconds.
+        """Record the latencies of a choice that ended without an error, in seconds.
 
-        first_token_s: time to the first token. per_token_s: mean time per token after the first; None for one token.
+        first_token_s: time from admission to the first token. per_token_s: mean time per token after the first; None
+        for one token.
         """
         if self.metrics is not None and self.model is not None:
             self.metrics.note_answer(self.operation, self.model, first_token_s, per_token_s)

@@ -15,9 +15,10 @@ def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReaso
 
 
 def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
-    """Count for each draft whether its draft tokens were there for a verdict's step, and how long the step was held.
+    """Count for each draft worker whether its draft tokens were there for a verdict's step, and how long the step was
+    held.
 
-    The target's own drafter, and drafts that have delivered nothing so far, are not counted.
+    Draft workers that have delivered nothing so far are not counted, nor is the target's own drafter.
     """
     has_looked = False
     num_refused = 0
@@ -43,11 +44,12 @@ def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
 
 
 def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str) -> None:
-    """Count one round and its positions; `note_drafts` counts its draft tokens.
+    """Count one round, its output tokens, and the positions at which draft tokens were verified or accepted.
 
-    reason: one of PLAIN_REASONS, used for a round without draft tokens.
+    `note_drafts` counts the draft tokens. reason: one of PLAIN_REASONS, used for a round without draft tokens.
 
-    In a tree, several draft tokens may be at one position, of which at most one is accepted. They count as one there.
+    Positions count from 0. In a tree, several draft tokens may be at one position, of which at most one is accepted.
+    They count as one there.
 
         # a tree of depth 3 whose first two tokens are accepted: drafted at positions 0, 1, 2; accepted at 0, 1
     """

@@ -40,7 +40,7 @@ class ModelLoad:
     num_running: int
     num_waiting: int
     kv_share: float
-    """Mean share of KV blocks in use over the model's targets, 0 to 1."""
+    """Share of a target's KV blocks that are in use, 0 to 1: the mean over the model's targets."""
     kv_block_size: int
     num_kv_blocks: int
     """Number of KV blocks of all targets of the model together."""
@@ -62,7 +62,7 @@ class ChoiceTimes:
 
     @property
     def first_token_s(self) -> float:
-        """Time from admission to the first tokens, in seconds."""
+        """Time from admission to the queue until the first tokens were committed, in seconds."""
         return self.first_s - self.admitted_s
 
     @property
@@ -111,11 +111,11 @@ class ChoiceSeries:
         self._between_outputs.labels(model, ENGINE).observe(seconds)
 
     def note_failure(self, model: str, reason: str) -> None:
-        """Count a choice that did not end well. reason: FAILED or ABORTED."""
+        """Count a choice that ended with an error or whose client left. reason: FAILED or ABORTED."""
         self._ended.labels(model, ENGINE, reason).inc()
 
     def note(self, model: str, reason: FinishReason, usage: ChoiceUsage, times: ChoiceTimes) -> None:
-        """Record the durations, tokens and finish reason of a choice that ended well."""
+        """Record the durations, tokens and finish reason of a choice that ended without an error."""
         self._ended.labels(model, ENGINE, reason.value).inc()
         values = (
             times.per_token_s or 0.0,
@@ -147,7 +147,7 @@ class ChoiceSeries:
 
 
 class VllmNames(Collector):
-    """Collector of the series under vLLM's names, such as those of the acceptance rate.
+    """Prometheus collector of rounds, acceptance and load under the names that vLLM uses.
 
     `rate(vllm:spec_decode_num_accepted_tokens_total[5m]) / rate(vllm:spec_decode_num_draft_tokens_total[5m])`
     """

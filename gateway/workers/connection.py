@@ -30,7 +30,7 @@ class WorkerSlot:
 
     def __init__(self, slot_id: int, request_type: RequestType) -> None:
         self.agreed_len = 0
-        """Number of committed tokens that the gateway and the worker agreed on last."""
+        """Number of committed tokens, from the begin of the prompt, that the worker's slot is known to hold."""
         self._slot_id = slot_id
         self._request_type = request_type
         self._connection: Connection | None = None
@@ -58,12 +58,12 @@ class WorkerSlot:
     def open_again(self) -> None:
         """Mark the slot as not open, so that the next round opens it again under the same id.
 
-        Use it if the worker's state of the slot is not the state that the gateway assumes.
+        Call it if the slot on the worker may be closed or hold other tokens than the gateway assumes.
         """
         self._needs_open = True
 
     def truncate(self, committed_len: int, reason: pb.TruncateReason) -> bool:
-        """Send a message that cuts the slot to `committed_len` tokens. Return False if the slot is not open."""
+        """Send a message that cuts the slot to its first `committed_len` tokens. Return False if it is not open."""
         message = pb.Truncate(slot=self._slot_id, committed_len=committed_len, reason=reason)
         return self._send(self._request_type(truncate=message))
 
@@ -80,7 +80,7 @@ class WorkerSlot:
 
 
 class Connection:
-    """One life of the Control stream to a worker: sends messages in batches and hands each reply to its request.
+    """One Control stream to a worker until it ends: sends messages in batches and hands each reply to its request.
 
     `call`, `subscribe` and `send` never block.
     """
@@ -179,5 +179,5 @@ class Connection:
         return self._owes_step or len(self._pending) > 0
 
     def note_step(self) -> None:
-        """Record that the worker has made a step. It then owes none."""
+        """Record that the worker has made the step that a message called for (`owes_step` of `send`)."""
         self._owes_step = False

@@ -41,8 +41,8 @@ MAX_PATH_BYTES = 4096
 CALL_TIMEOUT_S = 10.0
 """Timeout of the calls GetInfo and GetTokenizer, in seconds. They are made once in each life of a worker."""
 PAIR_TIMEOUT_S = 120.0
-"""Timeout of a pairing check, in seconds. In a check the draft registers at the target, with at most 1 GiB of weights,
-and tests itself there."""
+"""Timeout of a pairing check, in seconds. In a check the draft worker registers at the target, sends it at most 1 GiB
+of weights, and tests itself there."""
 POLL_S = 0.5
 """Seconds between two polls of a worker that has work from this gateway."""
 IDLE_POLL_S = 1.0
@@ -51,7 +51,7 @@ every gateway notices it."""
 POLL_TIMEOUT_S = 1.0
 """Timeout of one poll of a worker, in seconds."""
 RTT_GAIN = 1 / 8
-"""Weight of the newest round-trip time in the smoothed one, as in TCP (RFC 6298)."""
+"""Weight of the newest round-trip time in the smoothed round-trip time, as in TCP (RFC 6298)."""
 _TYPES: dict[str, tuple[Any, Any]] = {
     "draft": (draft_pb2_grpc.DraftServiceStub, dpb.DraftRequestBatch),
     "target": (target_pb2_grpc.TargetServiceStub, tpb.TargetRequestBatch),
@@ -74,7 +74,10 @@ def _life(info: pb.WorkerInfo) -> tuple[object, ...]:
 
 
 class WorkerLink:
-    """A link that keeps one worker connected. `connection` is None while the worker is not connected."""
+    """Keeps one worker connected: opens a Control stream, polls the worker, and connects again when the stream ends.
+
+    `connection` is None while the worker is not connected.
+    """
 
     def __init__(
         self,
@@ -106,7 +109,8 @@ class WorkerLink:
         self.rtt_s = 0.0
         """Smoothed round-trip time of polls of the worker, in seconds."""
         self.refused: OutriderError | None = None
-        """Error that keeps the worker from being used although it answers; None if it fits or has not answered."""
+        """Error for which the gateway does not use the worker although it answers; None if the worker is compatible or
+        has not answered yet."""
         self._connection: Connection | None = None
         self._hang: HangWatch | None = None
         self._answered_s = 0.0
@@ -129,7 +133,7 @@ class WorkerLink:
 
     @property
     def connection(self) -> Connection | None:
-        """Current connection; None from the moment the stream ends, so that no round goes to a lost worker."""
+        """Current connection; None from the moment when its stream ends."""
         if self._connection is None or not self._connection.is_alive:
             return None
         return self._connection
@@ -154,7 +158,7 @@ class WorkerLink:
     async def get_info(self, timeout_s: float = CALL_TIMEOUT_S) -> pb.WorkerInfo:
         """Fetch the worker's WorkerInfo.
 
-        Its texts are cut to their limits, and its `model_id` is cut to the last part of the model's path. Raises
+        Texts in it that are too long are cut, and of the path in `model_id` only the last part is left. Raises
         grpc.aio.AioRpcError, and IncompatiblePair if the info is too large.
         """
         info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
@@ -172,10 +176,11 @@ class WorkerLink:
         return files
 
     async def pair(self, target_address: str, target_epoch: int) -> str | None:
-        """Run the pairing check of this draft with a target. Return the reason why they do not fit, or None if they do.
+        """Run the pairing check of this link's draft worker with a target. Return why the two are incompatible, or
+        None.
 
-        The draft registers at the target and tests itself. Raises grpc.aio.AioRpcError if the check could not be
-        finished.
+        In the check the draft worker registers at the target and tests itself. Raises grpc.aio.AioRpcError if the check
+        could not be finished.
         """
         request = dpb.PairRequest(target_address=target_address, target_epoch=target_epoch)
         reply: dpb.PairReply = await self._stub.Pair(request, timeout=PAIR_TIMEOUT_S)
@@ -335,7 +340,10 @@ class WorkerLink:
         self._on_change(previous, connection)
 
     def retry_now(self) -> None:
-        """Try a refused worker again at once. Call it after a change of the membership or of the target it must fit."""
+        """Check this link's worker again now if it was refused as incompatible; else do nothing.
+
+        Call it after a change of the membership, or of the reference target with which the worker is compared.
+        """
         if self.refused is not None:
             self._refused_epoch = 0
             self._pause_s = RECONNECT_S

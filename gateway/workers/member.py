@@ -29,16 +29,17 @@ SILENT_S = 1.0
 """Seconds without a step, two polls long, after which a worker with work gets no new request while another worker is
 usable."""
 MAX_CALLERS = 1024
-"""Maximal number of callers for which a draft's use is stored. They take some 100 KB. The limit is needed because a
-client of a gateway without API keys may send a new `user` each time."""
+"""Maximal number of callers for which a draft worker's use is stored, which takes some 100 KB. Without API keys a
+client may send a new `user` with each request, so their number has no other limit."""
 
 
 UseKey = tuple[bytes, bool]
-"""Caller, and whether its choices are greedy. The two kinds are kept apart because their acceptance rates differ."""
+"""Digest of a caller, and whether the choices are greedy. A caller's greedy and other choices are counted apart because
+their acceptance rates differ."""
 
 
 class SlotQueue:
-    """The line of requests for the slots of one target. While a request waits, no other overtakes it."""
+    """The line of requests for the slots of one target. They get slots in the order in which they entered the line."""
 
     def __init__(self) -> None:
         self._line = asyncio.Lock()
@@ -71,16 +72,16 @@ class State(Enum):
     SERVING = "serving"
     DRAINING = "draining"
     FAILING = "failing"
-    """The worker is connected, but its health keeps requests away from it."""
+    """The worker is connected, but gets no requests because recent ones failed on it."""
     LOST = "lost"
     """The worker is not connected; or it is a draft that reads hidden states, and no pairing check with a target has
     finished."""
     REFUSED = "refused"
-    """The worker answers, but must not be used: it does not fit the model or the gateway."""
+    """The worker answers, but the gateway does not use it: it is incompatible with the model or with the gateway."""
 
 
 class Member:
-    """One worker of a gateway, connected or not: its link, health and load."""
+    """One worker that the gateway knows, connected or not: its link, health and load."""
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         self.spec = spec
@@ -122,8 +123,8 @@ class Member:
 
     @property
     def is_usable_alone(self) -> bool:
-        """Whether a request may be placed on the worker if no other worker is `is_usable`. A worker that is down is
-        then tried again sooner.
+        """Whether a request may be placed on the worker if no other worker is `is_usable`. Without another worker, one
+        that is down because requests failed on it is tried again sooner.
         """
         return self.connection is not None and not self.is_draining and self.health.is_usable_alone
 
@@ -148,8 +149,8 @@ class Member:
     def load(self) -> WorkerLoad:
         """Load of the worker.
 
-        The slots that other gateways hold are those of the last poll. A worker that refused a slot counts as full until
-        the next poll.
+        The slots that other gateways hold are those of the last poll. A worker that refused to open a slot because it
+        had none counts as full until the next poll.
 
             # 3 requests of this gateway, 2 of others: 5 of `num_slots` 8, or 5 of 5 after a refusal
         """
@@ -199,7 +200,7 @@ class Member:
         self.health.restarted()
 
     def changed(self, before: Connection | None, after: Connection | None) -> None:
-        """Record that the connection began (`before` is None) or ended (`after` is None)."""
+        """Record that the worker's connection began (`before` is None) or ended (`after` is None)."""
         if before is not None and after is None:
             outcome = CallOutcome.REFUSED
             if before.is_hung:
@@ -226,7 +227,8 @@ class TargetMember(Member):
 
 @dataclass(frozen=True, slots=True)
 class PairingResult:
-    """Result of the pairing check of one draft with one target. It holds for these two connections only.
+    """Result of the pairing check of one draft with one target. It is valid only as long as `draft` and `target` are
+    the connections of the two workers.
 
     Only drafts that read hidden states or translate between tokenizers are checked.
     """
@@ -234,7 +236,7 @@ class PairingResult:
     draft: Connection
     target: Connection
     why: str | None
-    """Reason why the draft does not fit the target; None if it does."""
+    """Reason why the draft worker and the target are incompatible; None if they are compatible."""
 
 
 _DRAFTERS = {drafter.value: drafter for drafter in Drafter}
@@ -242,20 +244,24 @@ _DRAFTERS = {drafter.value: drafter for drafter in Drafter}
 
 
 class DraftMember(Member):
-    """A draft worker, with its pairing checks, the health of its deliveries and how much it adds for each caller."""
+    """A draft worker, with its pairing checks, the health of its deliveries and how many tokens it adds for each
+    caller.
+    """
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
         self.pairings: dict[str, PairingResult] = {}
         """Last result of the pairing check with each target, by the target's name."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
-        """Health of the deliveries to each target, by the target's name."""
+        """Record of whether deliveries to a target arrive there and are valid, by the target's name."""
         self._uses: dict[UseKey, DraftUse] = {}
         """Use of the draft by caller, the least recent first. A caller whose draft tokens are rejected pauses no other
         caller's draft."""
 
     def use_of(self, key: UseKey) -> DraftUse:
-        """Return the record of how much the draft adds to a caller's choices. A new caller gets an empty record."""
+        """Return the record of how many tokens the draft worker adds to a caller's choices. A new caller gets an empty
+        record.
+        """
         use = self._uses[key] = self._uses.pop(key, DraftUse())
         if len(self._uses) > MAX_CALLERS:
             least_recent = next(iter(self._uses))
@@ -275,7 +281,7 @@ class DraftMember(Member):
         """State of the draft, which also depends on its pairing checks.
 
         A draft that reads hidden states is LOST until a check with some target has finished. A draft is REFUSED if it
-        fits none of the targets with which it was checked.
+        is incompatible with every target with which it was checked.
         """
         state = super().state
         info = self.link.info
@@ -296,7 +302,7 @@ class DraftMember(Member):
     def needs_pairing(self, target: TargetMember) -> bool:
         """Return whether the draft needs a pairing check with this target.
 
-        It does if it reads the target's hidden states, or drafts for it with another tokenizer.
+        It needs one if it reads the target's hidden states, or if it drafts with a tokenizer other than the target's.
         """
         info = self.link.info
         if info is None:

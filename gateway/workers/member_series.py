@@ -12,13 +12,14 @@ from gateway.workers.member import Member, State
 from gateway.workers.membership import Membership, MemberSpec
 
 STARTING = "starting"
-"""State of a member whose address the registry does not have yet, at its first start or after a loss."""
+"""State of a worker that is being started, for the first time or after a loss. The registry does not have its address
+yet."""
 AWAY = (State.LOST, State.REFUSED, State.FAILING)
-"""States in which a worker that has a WorkerLink serves no request."""
+"""States in which a worker that is expected to serve does not, although the gateway has a WorkerLink to it."""
 
 
 class MemberSeries(Collector):
-    """Collector of the series of all workers.
+    """Prometheus collector of the series of all workers that the gateway knows.
 
     * `outrider_worker_connected{worker="draft"} == 0`: that draft is lost, or is being started.
     * `outrider_worker_lost == 1`: the worker is expected to serve, and does not.

@@ -19,7 +19,8 @@ Role = Literal["target", "draft"]
 _ROLES: dict[int, Role] = {rpb.ROLE_TARGET: "target", rpb.ROLE_DRAFT: "draft"}
 TARGETS = "target"
 DRAFTS = "draft"
-"""TARGETS and DRAFTS are the names of the target pool and the draft pool of a command line that names no pools."""
+"""TARGETS and DRAFTS are the names of the target pool and the draft pool if the command line lists workers without
+naming pools."""
 DNS = "dns:///"
 """Prefix of a host:port on the command line. Each IP address of the host is then one worker."""
 _POOL_NAME = re.compile(r"[^=,;:\s]+")
@@ -58,7 +59,7 @@ class MemberSpec:
     node: str = ""
     """Host on which the launcher has placed the worker, empty if unknown."""
     why: str = ""
-    """Reason why the launcher does not start the worker again; empty without a fault or if the reason is unknown."""
+    """Reason why the launcher does not start the worker again; empty if it does, or if the reason is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,11 @@ async def resolve(host: str) -> list[str]:
 
 
 class NamedWorkers:
-    """The members of a command line, updated whenever the IP addresses of a DNS name change.
+    """The membership of a gateway whose command line lists its workers. It changes with the IP addresses of DNS names.
 
-    If a name no longer lists a worker, the worker stays a member while its stream is up, because a draining worker is
-    not listed but finishes what it runs. A name without addresses counts as a member that is being started, so that the
-    gateway treats its pool as missing.
+    A worker that its DNS name no longer lists stays a member while its stream is up: a draining worker is not listed,
+    but finishes what it runs. A name without addresses counts as one worker that is being started, so that the gateway
+    treats its pool as not ready.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class NamedWorkers:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def wait_first(self, _timeout_s: float) -> None:
-        """Look up all names once and pass on the membership. Then start to look them up every LOOK_S.
+        """Look up all DNS names once and report the membership. From then on, look them up every LOOK_S seconds.
 
         Each name has its own task, so that a look-up that times out delays no other.
         """
@@ -89,7 +89,7 @@ class NamedWorkers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def look_up(self) -> None:
-        """Look up every name once, and pass on the membership if it has changed."""
+        """Look up every DNS name once, and report the membership if it has changed."""
         await asyncio.gather(*map(self._look_up, self._listed.members))
         self._report()
 

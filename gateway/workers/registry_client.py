@@ -29,7 +29,7 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 log = get_logger(__name__)
 
 REPORT_S = 1.0
-"""Seconds between two reports of the pools' load."""
+"""Seconds between two reports to the launcher of the load of the pools."""
 REJOIN_S = 0.5
 """Seconds between two attempts to join the registry."""
 MAX_MESSAGE_BYTES = 16 << 20
@@ -67,10 +67,10 @@ class RegistryClient:
         self._task = asyncio.create_task(self._keep_joined())
 
     async def wait_first(self, timeout_s: float) -> None:
-        """Wait for the first membership, without end.
+        """Wait for the first membership, without a time limit.
 
-        If it takes longer than `timeout_s` seconds, that is logged. A launcher has no membership before its workers
-        have loaded.
+        If it takes longer than `timeout_s` seconds, a warning is logged and the wait goes on. A launcher has no
+        membership before its workers have loaded.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 PREFIX_TOKENS = 256
 """Number of tokens at the beginning of a prompt that are hashed to choose its target."""
 BALANCE = 1.25
-"""Factor on the mean load of all targets. A target keeps its prompts while its load is below the product plus
-SLACK_SLOTS."""
+"""Factor of the mean load of the targets among which one is chosen. The target that a prompt's hash prefers gets the
+prompt while its own load is below the product plus SLACK_SLOTS."""
 SLACK_SLOTS = 2
-"""Number of slots that a target may have in use beyond BALANCE times the mean."""
+"""Number of slots in use by which the target that a prompt's hash prefers may exceed BALANCE times the mean load."""
 FULL_KV_SHARE = 0.95
 """Share of KV blocks in use from which a target counts as full, because a new request would wait for memory."""
 
@@ -40,7 +40,7 @@ class WorkerLoad:
 
     @property
     def share(self) -> float:
-        """Share of the worker's slots in use, or of its KV blocks, whichever is higher."""
+        """Load of the worker, from 0: the share of its slots in use or of its KV blocks in use, whichever is higher."""
         slot_share = 1.0
         if self.num_slots:
             slot_share = self.num_requests / self.num_slots
@@ -64,8 +64,8 @@ def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
 def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
     """Return the name of the target for a prompt with this prefix key; None if `targets` is empty.
 
-    Targets that are neither silent nor full come first. Among these the key's hash prefers one, unless its load is
-    clearly above the mean.
+    Targets that are neither silent nor full come first. Among these, a hash of `key` and the target's name prefers one.
+    It is chosen unless its load is clearly above the mean; then the target with the lowest load is chosen.
 
         # 4 slots each, 2 requests on A and none on B: the mean share is 0.25, and A keeps its prompts as long as its
         # share, 0.5, is below 1.25 * 0.25 + 2 / 4 = 0.81
@@ -84,7 +84,7 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
 
 
 def choose_draft(drafts: Sequence[WorkerLoad]) -> str | None:
-    """Return the name of the best draft with a free slot; None if no draft has one.
+    """Return the name of the best draft worker with a free slot; None if none has one.
 
     Drafts that are not silent come first, then those with the fewest requests, then the one with the shortest
     round-trip time.

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 
 REQUESTS_PER_RETRY = 5
-"""Number of new requests that pay for one retry, so that retries are at most 20 % of the requests beyond the fixed
-rate."""
+"""Number of new requests that pay for one retry. Besides the retries that `floor_per_s` allows, there are thus at most
+20 % as many retries as requests."""
 RESERVE_S = 10.0
-"""Capacity of the budget in seconds: a full budget allows RESERVE_S times `floor_per_s` retries at once."""
+"""Number of seconds whose retries, at `floor_per_s` a second, a full budget allows at once."""
 
 
 class RetryBudget:

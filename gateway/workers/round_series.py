@@ -11,12 +11,12 @@ from gateway.workers.member import DraftMember
 from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
 
 MAX_GONE_DRAFTS = 8
-"""Number of draft models whose series are kept after the last draft with that model has left. A scrape comes every few
-seconds and must still read their last counts."""
+"""Number of draft models whose series are kept after the last draft worker with that model has left. A scrape comes
+every few seconds and must still read their last counts."""
 
 
 class RoundSeries:
-    """Metric series of a model's rounds, by the label `draft`: the model of a draft, or the target's own drafter."""
+    """Metric series of a served model's rounds. The label `draft` is the draft's model or the target's own drafter."""
 
     def __init__(self, metrics: GatewayMetrics, drafts: Callable[[], Mapping[str, DraftMember]]) -> None:
         """Create the series. drafts: returns the drafts that serve the model now, by name."""
@@ -31,8 +31,9 @@ class RoundSeries:
         which they left."""
 
     def label_of(self, draft: DraftMember | None) -> str:
-        """Return the value of the label `draft` for a draft. Without a draft, return that of the draft that connected
-        last.
+        """Return the value of the label `draft` for a draft worker.
+
+        If `draft` is None, return that of the draft worker that connected last.
         """
         if draft is None:
             return self._last_label
@@ -53,7 +54,7 @@ class RoundSeries:
         return self._metrics.pair(self.target_label, label)
 
     def update(self) -> None:
-        """Create the series of connected drafts, and drop those of drafts that left long ago.
+        """Create the series of connected draft workers, and drop the series of all but the last few that have left.
 
         Call it whenever a draft connects, leaves or changes, once `target_label` is set.
         """

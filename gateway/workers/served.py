@@ -42,12 +42,13 @@ from outrider.wire.telemetry.metrics import GatewayMetrics
 log = get_logger(__name__)
 
 POLL_S = 0.1
-"""Seconds after which a request that waits for a target looks again: no event marks the end of a pause that a worker's
-health imposes."""
+"""Seconds after which a request that waits for a target looks again. A target that failed gets no requests for a while,
+and no event wakes the request at the end of that time."""
 TARGET_WAIT_S = 120.0
 """Maximal time for which a request waits until a target is usable, in seconds."""
 BEST_RANK = (False, 0)
-"""Best rank of a draft: it runs the drafter that the request needs and, for a beam search, can draft for beams."""
+"""Rank of a draft worker that fits a request best: it runs the drafter that the request needs and, for a beam search,
+can draft for beams."""
 
 
 class SharedServices:
@@ -62,8 +63,8 @@ class SharedServices:
         self.ended = ChoiceSeries(metrics.registry)
         self.slot_ids = itertools.count(1)
         self.retries = RetryBudget(max(10.0, config.max_running / 5))
-        """Budget of retries. Its reserve holds two retries for each choice that a target may run, so that the loss of
-        one target can be repaired at once."""
+        """Budget of retries. A full budget allows two retries at once for each choice that one target may run, so that
+        all choices of a lost target can go on elsewhere."""
         self.pools_by_id: dict[str, str] = {}
         """Name of the target pool for each model id that requests may name."""
         self.paths_by_name: dict[str, str] = {}
@@ -94,11 +95,10 @@ class ServedModel:
         self.places = AdmissionQueue(self.config)
         self.warn_once = functools.lru_cache(maxsize=64)(log.warning)
         self.referenced = asyncio.Event()
-        """Event that is set once the reference target is known. That is the first target that connected. All other
-        targets are compared with it."""
+        """Event that is set once the reference target is known. That is the first target of the pool that connected."""
         self.num_rounds = self.num_late = 0
-        """`num_rounds`: number of verdicts for which draft tokens of draft workers were looked for. `num_late`: number
-        of those for which some arrived too late."""
+        """`num_rounds`: number of verdicts for slots to which a draft worker had delivered before. `num_late`: number
+        of verdicts that report draft tokens that arrived too late. Both count since the model was first served."""
         self.removed = False
         self.failures: tuple[str, ...] = ()
         """Reasons why the launcher does not start targets of the pool again."""
@@ -113,7 +113,7 @@ class ServedModel:
         return self._reference
 
     def facts(self) -> ServedFacts:
-        """Return the model's properties that front ends use and show: limits, drafters, defaults, as they are now."""
+        """Return the model's properties that front ends use and show, such as limits and drafters, as they are now."""
         reference = self.reference
         info = reference.info
         targets = self.targets.values()
@@ -160,7 +160,7 @@ class ServedModel:
         return usable_defaults(stated)
 
     def load(self) -> ModelLoad:
-        """Return the model's load, from the last poll of each target (once or twice a second)."""
+        """Return the model's load, as each target reported it in its last poll (once or twice a second)."""
         kv_shares = list[float]()
         num_kv_blocks = 0
         for target in self.targets.values():
@@ -201,9 +201,9 @@ class ServedModel:
         return options.drafter or default
 
     def pools_for(self, request: GenerationRequest) -> Sequence[str | None]:
-        """Return the names of the draft pools from which the request gets one draft each.
+        """Return the names of the draft pools that draft for the request, each with one draft worker.
 
-        `(None,)` means that it gets a single draft, from any pool.
+        `(None,)` means that one draft worker drafts, of any pool.
         """
         if self.drafter_for(request).needs_pools and self.draft_pools:
             return self.draft_pools[:MAX_DRAFTS]
@@ -226,7 +226,10 @@ class ServedModel:
         self.reference.check_target(info, link.model_path)
 
     def set_reference(self, reference: ReferenceTarget) -> None:
-        """Set the model's reference target. Raises IncompatiblePair if another pool serves a model with the same id."""
+        """Set the target with which the model's workers are compared.
+
+        Raises IncompatiblePair if another pool serves a model with the same id.
+        """
         name = self.spec.model_name or reference.info.model_id
         pool = self._shared.pools_by_id.setdefault(name, self.spec.name)
         if pool != self.spec.name:
@@ -288,9 +291,10 @@ class ServedModel:
         self.note_change()
 
     def note_change(self) -> None:
-        """Update the queue's capacity and the series of drafts, and wake requests that wait for a usable worker.
+        """Record that a worker of the model has connected, has left or has changed.
 
-        Call it whenever a worker connects, leaves or changes.
+        This updates the queue's capacity and the series of drafts, and wakes the requests that wait for a usable
+        target.
         """
         num_usable = sum(map(_accepts_requests, self.targets.values()))
         self.places.capacity = self.config.max_running * max(1, num_usable)
@@ -365,10 +369,11 @@ class ServedModel:
         pool: str | None = None,
         searches: bool = False,
     ) -> DraftMember | None:
-        """Return the best draft for requests at this target, or None if no draft is usable.
+        """Return the best draft worker for a request at this target, or None if none is usable.
 
-        A draft that runs the drafter that `drafter` needs comes first, then one with a model, then any. For a beam
-        search (`searches`) a draft that can draft for beams comes before all others. Among equals the load decides.
+        A draft worker that runs what the request's `drafter` needs comes first, then one with a model, then any. For a
+        beam search (`searches`) a draft worker that can draft for beams comes before all others. Among equals, the one
+        with the fewest requests comes first.
 
         avoid: name of a draft that is never chosen. pool: pool that the draft must be of; None for any.
 
@@ -398,10 +403,10 @@ class ServedModel:
         pool: str | None,
         searches: bool,
     ) -> bool:
-        """Return whether another usable draft fits the request better than `draft` does.
+        """Return whether another usable draft worker fits the request better than `draft` does. Load is not compared.
 
-        avoid: name of a draft that does not count. drafter: drafter of the request. pool: pool that the other draft
-        must be of; None for any. searches: whether the request is a beam search.
+        avoid: name of a draft worker that does not count. drafter: drafter of the request. pool: pool that the other
+        one must be of; None for any. searches: whether the request is a beam search.
         """
         if len(self.drafts) < 2:
             return False

@@ -33,8 +33,8 @@ from outrider.wire.transport.tls import part_certificates
 log = get_logger(__name__)
 
 START_TIMEOUT_S = 300.0
-"""Maximal wait at start for targets at given addresses, in seconds. With a registry or DNS names the wait has no end;
-after this time the log shows that no target has connected."""
+"""Maximal wait at start for targets at given addresses, in seconds. With a registry or DNS names the wait has no end; a
+warning is then logged after this time."""
 ROUND_TIMEOUT_S = 30.0
 """Maximal time for which a worker with work may make no step before it counts as lost, in seconds."""
 DRAFT_MESSAGE_BYTES = 32 << 20
@@ -46,7 +46,7 @@ DRAFTS_WAIT_S = 20.0
 OTHERS_WAIT_S = 20.0
 """Maximal wait at start for the targets of other pools once one pool can be served, in seconds."""
 REPLY_MAX_AGE_S = 2.0
-"""Seconds since its last reply after which a worker does not count as live in the gateway's report. Each worker is
+"""Age of a worker's last reply, in seconds, up to which the gateway's report names the worker as live. Each worker is
 polled at least once a second."""
 
 
@@ -250,7 +250,9 @@ class Pools:
         return models
 
     def refusals(self) -> list[str]:
-        """Return one sentence for each worker that is refused or is not started again, with the reason."""
+        """Return one sentence for each worker that the gateway refuses, or that the launcher does not start again, with
+        the reason.
+        """
         reasons: list[str] = []
         for member in self.members.values():
             if member.link.refused is not None:
@@ -265,7 +267,7 @@ class Pools:
         return list(dict.fromkeys(reasons))  # once: a draft fails the same way at all targets of a model
 
     def report(self) -> rpb.GatewayReport:
-        """Return the gateway's report to the launcher: which workers are live, and the load of each pool.
+        """Return the gateway's report to the launcher: which workers have replied lately, and the load of each pool.
 
         The field with the gateway's name is left empty.
         """

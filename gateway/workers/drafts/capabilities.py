@@ -47,7 +47,7 @@ def offered_drafters(
 def why_no_trees(targets: Iterable[Member], drafts: Iterable[Member]) -> str | None:
     """Return the reason why draft trees cannot be used now.
 
-    None means that they can, or that no worker is connected.
+    None means that draft trees can be used, or that no worker is connected.
     """
     for role, members in (("target", targets), ("draft", drafts)):
         infos = _connected_infos(members)
@@ -63,7 +63,7 @@ def why_no_trees(targets: Iterable[Member], drafts: Iterable[Member]) -> str | N
 def why_no_beams(targets: Iterable[Member]) -> str | None:
     """Return the reason why beam search is not possible now; None means that it is.
 
-    A single target that cannot run beams rules it out, because a search may be placed on any target.
+    One target that cannot run beams is such a reason, because a search may be placed on any target of the model.
     """
     for info in _connected_infos(targets):
         if not info.supports_beams:

@@ -16,7 +16,7 @@ from outrider.wire.settings.config import GatewayConfig
 def requested_speculation(request: GenerationRequest, config: GatewayConfig) -> Speculation:
     """Return the speculation that a request's own options and the gateway's settings ask for.
 
-    The workers may support less. `speculation_of` reduces it to what they support.
+    `speculation_of` reduces the result to what the workers support.
     """
     options = request.speculation
     kind, size = read_draft_logprobs(config.draft_logprobs)
@@ -38,7 +38,8 @@ def speculation_of(
     workers: the target, then the choice's drafts. All must be able to run the result. num_cached: number of the
     choice's tokens in the cache of each worker.
 
-    A tree becomes a chain of its depth if a worker cannot run trees. It loses nodes if a KV cache has no room for all.
+    If a worker cannot run trees, a tree becomes a chain as long as the tree is deep. If a worker's KV cache has no room
+    for the tree, the tree gets fewer nodes.
     """
     requested = requested_speculation(request, config)
     if requested.is_plain:

@@ -12,17 +12,19 @@ TRIAL_PERIOD = 512
 """Number of verdicts from the start of a trial that did not pay to the next trial. With 256, trials took 0.6 % of the
 speed of choices for which drafts do not pay."""
 CARRIED = 0.75
-"""Factor with which the token counts of a trial that paid are added to those of the next trial. Without these counts
-most trials would fail, even with a draft that adds half as many tokens again, because the tokens of 16 verdicts vary so
-much."""
+"""Factor with which the token counts of a trial that paid are added to those of the next trial. The token counts of 16
+verdicts vary so much that, without the earlier counts, most trials would not pay even if drafts add half as many tokens
+again."""
 
 
 @dataclass(slots=True)
 class DraftUse:
-    """Use of one draft worker: how many tokens it added to one choice, or to all choices of a caller.
+    """Decides whether one draft worker is used, by how many tokens it added to one choice, or to all choices of a
+    caller.
 
-    A draft is used in trials of TRIAL verdicts. After a trial that paid, the next begins at once, so that the draft is
-    always used. After a trial that did not pay, the draft pauses until TRIAL_PERIOD verdicts have passed.
+    A draft worker is used in trials of TRIAL verdicts. A trial pays if its tokens are more than MIN_GAIN times those
+    that the target made without the draft. After such a trial the next begins at once. After a trial that did not pay,
+    the draft worker pauses until TRIAL_PERIOD verdicts have passed.
 
         # 16 verdicts with 24 tokens, of which 8 were drafted: 24 against 16, a gain of 1.5
     """
@@ -34,17 +36,19 @@ class DraftUse:
     num_others: float = 0.0
     """Tokens of this trial that the target made without the draft, plus the share carried from earlier trials."""
     had_drafts: bool = False
-    """Whether, in the last trial, draft tokens had arrived in time or were skipped because they did not pay."""
+    """Whether, in the last trial, draft tokens arrived in time, or the target skipped them because they would not pay.
+    """
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the draft is used for the next verdict, because that belongs to a trial."""
+        """Whether the draft worker is used for the next verdict, because that verdict belongs to a trial."""
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 
     def note(self, num_added: int, num_tokens: int, *, is_ready: bool) -> None:
         """Record a verdict with `num_tokens` tokens, of which the draft proposed `num_added`.
 
-        is_ready: whether draft tokens were there for the verdict's step, or were skipped because they did not pay.
+        is_ready: whether draft tokens were there for the verdict's step, or the target skipped them because they would
+        not pay.
 
         A working draft takes memory bandwidth and power from other processes on its host: 9 % of each step of a target
         on two cores. So a trial pays only if all its tokens are more than MIN_GAIN times the tokens made without the

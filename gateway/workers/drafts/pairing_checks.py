@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 
 class PairingChecks:
-    """The running pairing checks of a gateway. At most one runs for each pair of a draft and a target."""
+    """Runs the pairing checks of a gateway, at most one at a time for each pair of a draft worker and a target."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PairingChecks:
         self._running: set[tuple[DraftMember, TargetMember]] = set()
 
     def start(self, *, repeats_failed: bool = False) -> None:
-        """Start the pairing checks that are due and not running yet.
+        """Start a pairing check for each pair that needs one, has no result yet, and is not being checked now.
 
         repeats_failed: whether failed checks are repeated. The cause of a failure may be gone after a change, for
         instance memory that another worker used.

@@ -23,7 +23,9 @@ from outrider.wire.transport.rpc import describe_failure
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTarget:
-    """The first target of a pool that connected. Every other target and every draft of the model must fit it."""
+    """The first target of a pool that connected. Every other target and every draft of the model must be compatible
+    with it.
+    """
 
     info: pb.WorkerInfo
     files: pb.TokenizerFiles
@@ -68,7 +70,8 @@ class ReferenceTarget:
             )
 
     async def check_draft(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Raise IncompatiblePair, which names the first difference, if a draft does not fit the pool's targets.
+        """Raise IncompatiblePair, which names the first difference, if a draft is not compatible with the pool's
+        targets.
 
         info, link: WorkerInfo of the draft, and the link from which its tokenizer is fetched.
         """
@@ -90,7 +93,7 @@ class ReferenceTarget:
         return await difference_between(self.files, theirs)
 
     def is_compatible(self, draft: pb.WorkerInfo) -> bool:
-        """Return whether a draft with this info fits the pool's targets."""
+        """Return whether a draft worker with this WorkerInfo is compatible with the pool's targets."""
         return is_compatible(draft, self.info)
 
 
