@@ -36,7 +36,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of rounds of one pair, for several K."""
+    """Average times of the rounds of one draft and target, for several K (draft tokens per round)."""
 
     by_k: Mapping[int, Cost]
     """Times of a round by K, in ascending order from K = 0."""
@@ -61,11 +61,11 @@ class Costs:
 
 
 def costs_of(passes: Mapping[int, Sequence[Pass]], max_tokens: int) -> Costs:
-    """Return the times of rounds for each K. passes: the passes measured at each K. max_tokens: maximum number of
-    output tokens of their requests.
+    """Return the times of rounds for each K. passes: for each K the measured passes, each of which has one output for
+    every prompt. max_tokens: maximum number of output tokens of the requests.
 
-    Each time is the mean over a pass. Of these means the median over the passes is taken, so that a disturbance of one
-    pass changes it little. Raises ConfigError if no round had all K draft tokens.
+    Each time is the mean over one pass, and then the median of these means over the passes, so that a disturbance of
+    one pass changes it little. Raises ConfigError if no round had all K draft tokens.
     """
     by_k = dict[int, Cost]()
     for k in sorted(passes):
