@@ -60,9 +60,10 @@ def alpha(
 ) -> None:
     """Measure how often a target would accept what drafters propose, per sampling setting.
 
-    alpha is the probability that a draft token is accepted by the rule rejection: the mean of the sum of min(target,
-    draft) (Leviathan et al. 2023, Table 3). coupled and greedy are the same for these two rules, which accept a draft
-    token if the target chooses the same one. A last table has the draft's temperature at which alpha would be largest.
+    The column alpha has the probability that the rule `rejection` accepts a draft token: the mean of the sum of
+    min(target, draft) (Leviathan et al. 2023, Table 3). The columns coupled and greedy have how often draft and target
+    choose the same token, under the rule `coupled` and at temperature 0. A last table has, for each draft model, the
+    temperature of the draft at which alpha is largest.
     """
     with errors_as_lines():
         for name, value in (("max-tokens", max_tokens), ("num-prompts", num_prompts)):

@@ -75,7 +75,7 @@ _NEEDS_MODEL = "every K is measured with a draft model (--draft FOLDER), and wha
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options of the measurement. The settings of the measured system are not among them."""
+    """Options of the measurement by `outrider tune`. The settings of the measured workers are not among them."""
 
     prompts: list[str]
     max_tokens: int
@@ -350,7 +350,7 @@ def up_command(workers: Workers, *, with_draft: bool = True) -> str:
 
 
 def start_with(study: Study, workers: Workers | None) -> str:
-    """Return the text from which a user starts the system with the study's recommendation.
+    """Return a text that tells a user how to start the system with the setting that the study recommends.
 
     workers: settings of the pair that `outrider tune` started; the text is then a whole command. None = the gateway
     already ran; the text then has only the environment variables for the gateway.

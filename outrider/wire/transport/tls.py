@@ -36,15 +36,16 @@ SOON_DAYS = 14
 """Number of days before a certificate's expiry from which on warnings are logged: when it is read, then once a day."""
 _DAY_S = 86400.0
 RETRY_S = 10.0
-"""Seconds after which files that could not be used are read again even if they have not changed. A certificate may have
-become valid by then."""
+"""Seconds after which certificate files that could not be used are read again, even if they have not changed. For
+example, the certificate's first day may have come since."""
 _TRIES = 10
 """Maximum number of attempts to read files that change during the read."""
 _SETTLE_S = 0.05
 """Seconds between two attempts to read files that change during the read."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""State of a folder's files, to detect changes: time of change, inode and size of each file; None = it is missing."""
+"""State of the certificate files in a folder, to detect changes: for each file its time of change, inode and size; None
+= the file is missing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
