@@ -60,8 +60,9 @@ class AcceptanceRule(Enum):
 
 
 class EarlyStopping(Enum):
-    """When a beam search that has n finished outputs ends before max_tokens. The values mean the same as in
-    transformers: TRUE = at once, FALSE = once better outputs are unlikely, NEVER = once better outputs are impossible.
+    """When a beam search with n finished outputs ends before max_tokens, as transformers' parameter `early_stopping`
+    says it: TRUE = at once. FALSE = once no beam, scored at its present length, is better than the worst finished
+    output. NEVER = once no beam can become better than that output.
     """
 
     FALSE = pb.EARLY_STOPPING_FALSE
