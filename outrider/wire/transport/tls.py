@@ -33,7 +33,8 @@ CA = "ca.pem"
 CERTIFICATE = "cert.pem"
 KEY = "key.pem"
 SOON_DAYS = 14
-"""Number of days before a certificate's expiry from which on warnings are logged: when it is read, then once a day."""
+"""Number of days before a certificate's expiry from which on warnings are logged: one when the certificate is read,
+then one a day."""
 _DAY_S = 86400.0
 RETRY_S = 10.0
 """Seconds after which certificate files that could not be used are read again, even if they have not changed. For
@@ -50,7 +51,9 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificates:
-    """Contents of a folder of certificates, in PEM form. They were checked when they were read."""
+    """Contents of a folder of certificates (certificate, private key and, if there is one, CA), in PEM form. They were
+    checked when they were read.
+    """
 
     ca: bytes | None
     certificate: bytes
@@ -272,7 +275,9 @@ def public_certificates(public_tls_dir: str | None, listens_on: str) -> Certific
 
 
 def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
-    """Return credentials for a gRPC server. Each new connection uses the folder's certificates at that time."""
+    """Return credentials for a gRPC server. Each new connection uses the certificates that the folder has when it
+    begins.
+    """
 
     def configure(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
         pair = (certificates.key, certificates.certificate)
@@ -301,7 +306,9 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def http_context(folder: CertificateFolder) -> ssl.SSLContext:
-    """Return a TLS context for an HTTP server. Each new connection uses the folder's certificates at that time."""
+    """Return a TLS context for an HTTP server. Each new connection uses the certificates that the folder has when it
+    begins.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # without certificates: `on_hello` sets them
     context.verify_mode = folder.current.context.verify_mode
 
