@@ -82,7 +82,8 @@ class TuneOptions:
     """Number of output tokens of each request."""
     temperatures: list[float]
     cuts: dict[str, float]
-    """Values of top_p, top_k and min_p by name. A parameter that the user did not give is absent."""
+    """Values of the sampling parameters top_p, top_k and min_p, by name. A parameter that the user did not give is
+    absent."""
     max_k: int
     """Largest K (draft tokens per round) to measure."""
     repeats: int

@@ -49,7 +49,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """State of a training, for a report."""
+    """State of a training at one moment, for a line that shows the progress."""
 
     updates: int
     """Number of updates of the weights so far."""

@@ -30,8 +30,8 @@ class Cost:
     rest_s: float
     """Seconds in the gateway, on the streams between gateway and workers, and on the way to the client."""
     plain_share: float
-    """Fraction of the rounds that had no draft token although K were expected, since drafting was late, refused or
-    paused."""
+    """Fraction of the rounds that had no draft token although K were expected, for example because drafting was late,
+    refused or paused."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Costs:
 
     @property
     def draft_token_s(self) -> float:
-        """Seconds that the target waits per draft token, at the largest K."""
+        """Seconds for which the target waits per draft token: those of a round divided by K, for the largest K that was
+        measured.
+        """
         k = max(self.by_k)
         return self.by_k[k].wait_s / k
 

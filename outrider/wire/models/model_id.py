@@ -76,7 +76,9 @@ def is_gguf(model: str) -> bool:
 
 
 def split_hub_id(model: str) -> tuple[str, str | None]:
-    """Split a hub id into its repository and its GGUF file. The file is None for an id without one."""
+    """Split a hub id into its repository (OWNER/NAME) and the name of its GGUF file. The latter is None for an id that
+    names no file.
+    """
     repository, colon, file = model.partition(":")
     if not colon:
         return model, None
@@ -116,7 +118,9 @@ def short_name(model: str) -> str:
 
 
 def without_folders(text: str, model: str) -> str:
-    """Return a sentence in which the path of `model` is replaced by its short name, any other path by its last part."""
+    """Return a sentence without names of folders: the path of `model` is replaced by the model's short name, and any
+    other path by its last part. Replies with such a sentence reveal nothing about the server's disk.
+    """
     if model.startswith(("/", "~", "./", "../")):
         text = text.replace(model, short_name(model))
     return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)

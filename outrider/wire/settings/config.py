@@ -313,8 +313,8 @@ class GatewayConfig(_ProcessConfig):
     for itself."""
     generation_config: Literal["auto", "none", "vllm"] = "auto"
     """Values of sampling parameters that an HTTP request does not give. auto = those of the checkpoint's
-    generation_config.json; none (or vllm, as vLLM calls it) = temperature 1, without cuts and penalties. At temperature
-    0 decoding is greedy in both cases."""
+    generation_config.json; none (or vllm, as vLLM calls it) = temperature 1, without top_k, top_p, min_p and penalties.
+    At temperature 0 decoding is greedy in both cases."""
     max_tokens_beyond_context: Literal["clamp", "refuse"] = "clamp"
     """What happens if prompt and max_tokens together exceed the context. clamp = max_tokens is reduced to what is left;
     refuse = the request is refused with 400."""

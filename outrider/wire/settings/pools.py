@@ -105,7 +105,9 @@ class Pool(BaseModel):
 
     @property
     def has_model(self) -> bool:
-        """Whether the pool's workers run a model. False = drafts from tables, which need little of their machine."""
+        """Whether the pool's workers run a model. False = they are drafts that propose tokens from tables, and need
+        little of their machine's cores and memory.
+        """
         return not isinstance(self.worker, DraftConfig) or self.worker.has_model
 
     @property
@@ -121,7 +123,9 @@ class Pool(BaseModel):
         return self.min < self.max
 
     def member(self, index: int) -> str:
-        """Return the name of the worker with an index. It is unique in the system, and a restarted worker keeps it."""
+        """Return the name of the worker of this pool with an index, counted from 0. The name is unique in the system,
+        and a restarted worker keeps it.
+        """
         if self.name == self.role:
             return f"{self.name}-{index}"
         return f"{self.role}-{self.name}-{index}"

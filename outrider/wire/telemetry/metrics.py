@@ -88,9 +88,10 @@ class AcceptanceRates(Collector):
 
 class DroppedLogLines(Collector):
     """Prometheus collector of the counter `outrider_log_lines_dropped_total`: lines of this process's log that were
-    lost.
+    dropped instead of written.
 
-    increase(outrider_log_lines_dropped_total[5m]) > 0 means that the log's reader is too slow or its disk is full.
+    increase(outrider_log_lines_dropped_total[5m]) > 0 means that the process that reads the log is too slow, or that
+    the disk is full.
     """
 
     def collect(self) -> Iterable[Metric]:
@@ -432,10 +433,10 @@ class WorkerMetrics:
         parked = Counter("spec_parked_tokens", "Delivered draft tokens, by what became of them.", ["fate"], registry=r)
         self.parked_tokens: _Bound[Counter] = _Bound(parked, {})
         """Counter of the draft tokens that were delivered to a target, by fate. sum by (fate)
-        (rate(spec_parked_tokens_total[5m])) is their number per second.
-
-        verified = a step verified them. late = they equal the output, but came after their step. pruned = other tokens
-        were committed. refused = they broke a rule of the protocol. expired = their lease had ended."""
+        (rate(spec_parked_tokens_total[5m])) is their number per second. verified = a step verified them. late = they
+        equal the output, but came after the step that decided their positions. pruned = other tokens were committed at
+        their positions. refused = they broke a rule of the protocol. expired = the lease that they were for had ended.
+        """
         self.dropped_tokens = counter("dropped_draft_tokens", "Draft tokens that did not leave.")
         """Counter of the draft tokens that a draft worker dropped because a target reads too slowly.
         rate(outrider_worker_dropped_draft_tokens_total[5m]) is their number per second."""

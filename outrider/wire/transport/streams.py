@@ -155,7 +155,7 @@ class Replies(Generic[Reply]):
         return available
 
     def close(self) -> None:
-        """End the reading: replies that arrive later are dropped. Idempotent."""
+        """Close this queue: replies that arrive later are dropped. Idempotent."""
         self._forget()
 
     def put(self, reply: Reply) -> None:
