@@ -435,8 +435,8 @@ class WorkerMetrics:
         """Counter of the draft tokens that were delivered to a target, by fate. sum by (fate)
         (rate(spec_parked_tokens_total[5m])) is their number per second. verified = a step verified them. late = they
         equal the output, but came after the step that decided their positions. pruned = other tokens were committed at
-        their positions. refused = they broke a rule of the protocol. expired = the lease that they were for had ended.
-        """
+        their positions, or the draft buffer had no parent or no room for them. refused = they broke a rule of the
+        protocol. expired = the lease that they were for had ended."""
         self.dropped_tokens = counter("dropped_draft_tokens", "Draft tokens that did not leave.")
         """Counter of the draft tokens that a draft worker dropped because a target reads too slowly.
         rate(outrider_worker_dropped_draft_tokens_total[5m]) is their number per second."""
