@@ -28,7 +28,7 @@ from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.system import demo_model
 
 KINDS = (Drafter.MODEL, *TABLE_DRAFTERS)
-"""Drafters that `outrider alpha` can measure."""
+"""Kinds of drafters that `outrider alpha` can measure: draft models, and the drafters that use tables of tokens."""
 DTYPES = get_args(TargetConfig.model_fields["dtype"].annotation)
 
 Draft = Annotated[
@@ -60,9 +60,10 @@ def alpha(
 ) -> None:
     """Measure how often a target would accept what drafters propose, per sampling setting.
 
-    alpha is the probability that a draft token is accepted by the rule rejection: the mean of the sum of min(target,
-    draft) (Leviathan et al. 2023, Table 3). coupled and greedy are the same for these two rules, which accept a draft
-    token if the target chooses the same one. A last table has the draft's temperature at which alpha would be largest.
+    The column alpha has the probability that the rule `rejection` accepts a draft token: the mean of the sum of
+    min(target, draft) (Leviathan et al. 2023, Table 3). The columns coupled and greedy have how often draft and target
+    choose the same token, under the rule `coupled` and at temperature 0. A last table has, for each draft model, the
+    temperature of the draft at which alpha is largest.
     """
     with errors_as_lines():
         for name, value in (("max-tokens", max_tokens), ("num-prompts", num_prompts)):
@@ -143,8 +144,8 @@ def parse_drafter(text: str) -> dict[str, str | None]:
 
 
 def measure(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
-    """Run the measurement in a child process, so that this one need not import torch. Return one row of estimates for
-    each pair of a sampling setting and a drafter (see `Tally.row`).
+    """Run the measurement in a child process, so that the calling process need not import torch. Return one row of
+    estimates for each pair of a sampling setting and a drafter (see `Tally.row`).
 
     task: the fields of `outrider.lab.models.alpha_task.Task`. notes: console on which the progress is shown. Raises
     OutriderError if the measurement fails.
@@ -160,7 +161,9 @@ def measure(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print one table per sampling setting, and one with the best temperature of each draft."""
+    """Print one table of acceptance per sampling setting. Then print a table with the temperature of each draft model
+    at which its alpha is largest, while the target keeps its own temperature.
+    """
     names = names_of({row["drafter"] for row in rows})
     rows_by_setting = dict[str, list[dict[str, Any]]]()
     for row in rows:

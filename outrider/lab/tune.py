@@ -75,14 +75,15 @@ _NEEDS_MODEL = "every K is measured with a draft model (--draft FOLDER), and wha
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options of the measurement. The settings of the measured system are not among them."""
+    """Options of the measurement by `outrider tune`. The settings of the measured workers are not among them."""
 
     prompts: list[str]
     max_tokens: int
     """Number of output tokens of each request."""
     temperatures: list[float]
     cuts: dict[str, float]
-    """Values of top_p, top_k and min_p by name. A parameter that the user did not give is absent."""
+    """Values of the sampling parameters top_p, top_k and min_p, by name. A parameter that the user did not give is
+    absent."""
     max_k: int
     """Largest K (draft tokens per round) to measure."""
     repeats: int
@@ -350,7 +351,7 @@ def up_command(workers: Workers, *, with_draft: bool = True) -> str:
 
 
 def start_with(study: Study, workers: Workers | None) -> str:
-    """Return the text from which a user starts the system with the study's recommendation.
+    """Return a text that tells a user how to start the system with the setting that the study recommends.
 
     workers: settings of the pair that `outrider tune` started; the text is then a whole command. None = the gateway
     already ran; the text then has only the environment variables for the gateway.

@@ -20,8 +20,8 @@ from outrider.wire.errors import ConfigError
 def prompt_ids(target: str, texts: Sequence[str], is_raw: bool) -> list[Ids]:
     """Return the token ids of each prompt, as the target would get them when it is served.
 
-    If the target has a chat template and `is_raw` is False, each prompt is rendered as a user's message. Only the last
-    PROMPT_TOKENS tokens of a prompt's text are kept; tokens of the template are not counted. target: folder of the
+    If the target has a chat template and `is_raw` is False, each text is rendered as a user's message. Of a text with
+    more than PROMPT_TOKENS tokens (those of the template do not count) only the last are kept. target: folder of the
     target. Raises ConfigError for a template that cannot be rendered.
     """
     tokenizer = tokenizer_of(target)

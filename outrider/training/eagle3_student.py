@@ -65,8 +65,8 @@ def attention_mask(num_entries: int, step: int, device: torch.device) -> Tensor:
     to `step`. True = the entry attends to the key.
 
     num_entries: N, the number of entries (token positions) of a step. In step k, entry i is draft token k of the chain
-    that began at entry i - k. It attends to the entries of step 0 up to that one, and in each later step to its own
-    chain's draft token.
+    that began at entry i - k. Entry i attends to the entries 0 to i - k of step 0, and in each later step to the draft
+    token of its own chain.
     """
     # N = 4, step = 1; row 2 is [1 1 0 0 | 0 0 1 0]: e0, e1 of step 0 and f2 of step 1
     entries = torch.arange(num_entries, device=device)  # [N]
@@ -122,9 +122,9 @@ class ProjectedHead(nn.Module):
         embedding and lm_head.
 
         start: folder of a draft model as the source. None = the target is the source, and its embedding is not trained.
-        taps: indices of the target's hidden states that the head reads. kept: the token ids [Vd] int64 that the head
-        can propose, ascending; None = all. seed: seed of the random weights. Raises ConfigError if the source's layer
-        is not shaped like Llama's.
+        taps: indices of the hidden states of the target that the head reads. kept: the token ids [Vd] int64 that the
+        head can propose, ascending; None = all ids of the target. seed: seed of the random weights. Raises ConfigError
+        if the source's layer is not shaped like Llama's.
         """
         source = target
         if start is not None:
@@ -185,7 +185,7 @@ class Eagle3:
 
     @property
     def ids(self) -> Tensor | None:
-        """Token ids [Vd] int64 that the head can propose; None = all."""
+        """Token ids [Vd] int64 that the head can propose; None = all ids of the target."""
         return self.module.head.draft_ids
 
     @classmethod
@@ -199,10 +199,11 @@ class Eagle3:
         return cls(module, 1, device)
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the head's logits for the draft tokens at depth 0, 1, ... `depth` - 1. Each depth is one step of
-        EAGLE-3's training-time test, in which the head reads its own output of the step before.
+        """Yield the head's logits for the draft tokens at depth 0, 1, ... `depth` - 1, where depth 0 is the first draft
+        token of a round. Each depth is one step of EAGLE-3's training-time test. Step 0 reads the target's hidden
+        states; each later step reads the head's own output of the step before.
 
-        batch: the texts. target_output: the target's hidden states along them, which step 0 reads.
+        batch: the texts. target_output: the target's hidden states along them.
         """
         with mixed_precision(self._device):
             outputs = self.module(batch.ids, target_output.taps(self.module.head.facts.taps), depth)
@@ -215,7 +216,7 @@ class Eagle3:
     def save(self, folder: Path) -> None:
         """Write head and projection in bfloat16 to `folder`, in the layout of EAGLE's repository.
 
-        The embedding is left out if it is not trained, since it is then the target's.
+        An embedding that was not trained is left out, since it is the target's own.
         """
         head, facts = self.module.head, self.module.head.facts
         tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in head.state_dict().items()}

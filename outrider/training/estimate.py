@@ -13,8 +13,8 @@ import torch
 from outrider.training.run import peak_bytes
 
 TRIAL_S = 0.2
-"""Seconds for which one matrix product is timed. Two products are timed: one as in generating text, one as in
-training."""
+"""Seconds for which each of two matrix products is repeated to time it: one of the size used in generating text, one of
+the size used in training."""
 TRIAL_WIDTH = 1024
 """Number of inputs and of outputs of the matrix that is timed: 4 MiB of weights in float32, more than the cache of a
 core."""
@@ -30,7 +30,9 @@ SAVED_FLOATS = 4
 
 @dataclass(frozen=True, slots=True)
 class TrainingSizes:
-    """Sizes of a training, from which its cost is estimated."""
+    """Sizes of a training, such as numbers of parameters and tokens, from which its time, memory and disk space are
+    estimated.
+    """
 
     num_target_parameters: int
     num_trained_parameters: int
@@ -45,7 +47,8 @@ class TrainingSizes:
     batch_size: int
     """Number of outputs that one update of the weights trains on."""
     depth: int
-    """Number of draft tokens for which a loss is computed after each token of the text."""
+    """Number of draft tokens of a round that are trained: after each token of the text, this number of draft tokens
+    have a loss."""
 
     @property
     def generation_flops(self) -> float:
@@ -89,8 +92,8 @@ def describe(sizes: TrainingSizes, device: str) -> str:
 
 
 def flops_per_s(num_rows: int, device: str) -> float:
-    """Time the product of a float32 matrix of `num_rows` rows (at most 1024) with one of TRIAL_WIDTH x TRIAL_WIDTH.
-    Return the floating-point operations per second.
+    """Measure the speed of float32 matrix products on `device`, in floating-point operations per second. The matrices
+    are `num_rows` (at most 1024) x TRIAL_WIDTH and TRIAL_WIDTH x TRIAL_WIDTH.
     """
     weights = torch.ones(TRIAL_WIDTH, TRIAL_WIDTH, device=device)
     rows = torch.ones(min(num_rows, 1024), TRIAL_WIDTH, device=device)

@@ -16,28 +16,30 @@ from torch.nn.functional import log_softmax
 LossName = Literal["kl", "lk"]
 LOSSES: tuple[str, ...] = get_args(LossName)
 LK_DECAY = 3.0
-"""Rate at which the weight of the divergence in the loss `lk` falls as acceptance rises (2602.23881): the weight is
-exp(-LK_DECAY * mean acceptance). The divergence is needed because a drafter that begins far from the target does not
+"""Rate at which the weight of the divergence in the loss `lk` falls as acceptance rises (arXiv 2602.23881): the weight
+is exp(-LK_DECAY * mean acceptance). The divergence is needed because a student that begins far from the target does not
 improve by the acceptance term alone."""
 DEPTH_DECAY = 0.8
-"""Factor by which the weight of the loss falls from one draft token of a round to the next (EAGLE-3, Medusa)."""
+"""Factor between the weights of the losses of consecutive draft tokens of a round: the loss of draft token k, counted
+from 0, has the weight DEPTH_DECAY ** k (EAGLE-3, Medusa)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetDistribution:
-    """Distributions of the target at M positions, at temperature 1, over the W token ids that the drafter can
-    propose.
+    """The target's next-token distributions at M positions, at temperature 1, restricted to the W token ids that the
+    student can propose.
     """
 
     probs: Tensor
-    """Probabilities [M, W] float32. The sum of a row is less than 1 if the drafter cannot propose all ids."""
+    """Probabilities [M, W] float32. A row sums to less than 1 if the student can propose only some of the target's
+    token ids."""
     entropy: Tensor
     """Entropy at each position, [M] float32, in nats: minus the sum of probs * log(probs) over the W token ids."""
 
     @classmethod
     def of(cls, logits: Tensor, ids: Tensor | None) -> TargetDistribution:
-        """Return the distributions for the target's logits [M, V]. ids: token ids [W] int64 that the drafter can
-        propose; None = all.
+        """Return the distributions for the target's logits [M, V]. ids: token ids [W] int64 that the student can
+        propose; None = all V.
         """
         log_probs = log_softmax(logits.float(), dim=-1)  # [M, V] float32
         if ids is not None:
@@ -51,28 +53,28 @@ class TargetDistribution:
 
 
 def acceptance(target: TargetDistribution, log_draft: Tensor) -> Tensor:
-    """Return, for each position, the probability that a token drawn from the draft's distribution is accepted: [M]
-    float32.
+    """Return, for each of M positions, the probability that a token drawn from the student's distribution is accepted:
+    [M] float32.
 
-    It is the sum of min(target, draft) over the token ids (Leviathan et al. 2023, Corollary 3.6). log_draft: the
-    draft's log-probs, [M, W] float32.
+    It is the sum of min(target, student) over the W token ids (Leviathan et al. 2023, Corollary 3.6). log_draft: the
+    student's log-probs, [M, W] float32.
     """
     return torch.minimum(target.probs, log_draft.exp()).sum(dim=-1)
 
 
 def divergence(target: TargetDistribution, log_draft: Tensor) -> Tensor:
-    """Return the divergence KL(target || draft) at each position, [M] float32, in nats. It is summed over the W token
-    ids that the draft can propose. log_draft: the draft's log-probs, [M, W] float32.
+    """Return the divergence KL(target || student) at each of M positions, [M] float32, in nats, summed over the W token
+    ids that the student can propose. log_draft: the student's log-probs, [M, W] float32.
     """
     return -target.entropy - (target.probs * log_draft).sum(dim=-1)
 
 
 def loss_of(name: LossName, target: TargetDistribution, logits: Tensor) -> Tensor:
-    """Return the mean loss over M >= 1 positions, [] float32. logits: the draft's logits, [M, W].
+    """Return the mean loss over M >= 1 positions, [] float32. logits: the student's logits, [M, W].
 
-    name: "kl" = the divergence. "lk" = weight * divergence + (1 - weight) * (1 - acceptance), where weight is
-    exp(-LK_DECAY * mean acceptance) and passes no gradient. So the divergence dominates while little is accepted, and
-    later the acceptance itself is maximised (2602.23881).
+    name: "kl" = `divergence`. "lk" = weight * divergence + (1 - weight) * (1 - acceptance), where weight is
+    exp(-LK_DECAY * mean acceptance) and passes no gradient (arXiv 2602.23881). So the divergence dominates while little
+    is accepted, and the acceptance itself dominates later.
     """
     log_draft = log_softmax(logits.float(), dim=-1)  # [M, W] float32
     mean_divergence = divergence(target, log_draft).mean()  # []

@@ -20,10 +20,10 @@ from outrider.training.teacher import Batch, TargetOutput, Teacher
 from outrider.training.written import Answer
 
 AT_ONCE = 4
-"""Number of outputs that are measured in one forward."""
+"""Number of outputs on which acceptance is measured in one forward."""
 DEPTH = 3
-"""Number of draft tokens of a round whose acceptance is reported: the first DEPTH, or fewer if the student drafts
-fewer."""
+"""Maximum number of draft tokens of a round whose acceptance is reported, counted from the first. A student that
+proposes fewer has fewer rows in the report."""
 
 
 @torch.no_grad()
@@ -33,9 +33,9 @@ def measure_acceptance(
     """Return one row of the report for each depth (position of a draft token in its round): the mean probability that
     the draft token there is accepted, with the fields of `Estimate`.
 
-    The probability is that of the rejection rule, given that the round's earlier draft tokens were accepted. At
-    temperature 0 it is 1 if both models have the same most likely token, otherwise 0. drafter: name of the drafter in
-    the rows. answers: outputs that the target generated at `temperature`.
+    The probability is that of the rejection rule, given that all earlier draft tokens of the round were accepted. At
+    temperature 0 it is 1 if student and target have the same most likely token, otherwise 0. drafter: name of the
+    student in the rows. answers: outputs that the target generated at `temperature`.
     """
     student.module.eval()
     depth = min(DEPTH, student.depth_limit or DEPTH)

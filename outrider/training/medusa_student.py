@@ -30,7 +30,9 @@ class Medusa:
 
     @classmethod
     def new(cls, target: TargetFiles, num_heads: int, device: str) -> Medusa:
-        """Return untrained heads. Their residual layers add zero, so that their distributions equal the target's."""
+        """Return untrained heads. The residual layer of each head adds zero, so that its distributions equal the
+        target's next-token distributions.
+        """
         facts = MedusaConfig(
             num_heads=num_heads,
             num_layers=1,
@@ -53,9 +55,10 @@ class Medusa:
         return cls(MedusaHeads.of(files.facts, files.tensors), device)
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the logits of head 0, 1, ... `depth` - 1. Head k predicts the draft token at depth k of every round.
+        """Yield the logits of head 0, 1, ... `depth` - 1. Head k predicts the draft token at depth k, where depth 0 is
+        the first draft token of a round.
 
-        batch: the texts. target_output: the target's last hidden states along them, which the heads read.
+        batch: the texts. target_output: the target's last hidden states along them, which all heads read.
         """
         hidden = target_output.hidden[NORMED].float()  # [B, T, dt] float32
         for skipped, block in enumerate(list(self.module.blocks)[:depth]):

@@ -77,8 +77,8 @@ class Optimizers:
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
-        """Restore the state that `state` returned. If the caller also restores the weights of that moment, the training
-        continues as if it had not been interrupted.
+        """Restore what `state` returned earlier. If the caller also restores the weights of the same moment, the
+        training continues as if it had not been interrupted.
         """
         for optimizer, optimizer_state in zip(self._optimizers, state, strict=True):
             optimizer.load_state_dict(optimizer_state)
@@ -128,7 +128,9 @@ def has_bfloat16(device: str) -> bool:
 
 
 def mixed_precision(device: str) -> contextlib.AbstractContextManager[object]:
-    """Return a context manager for forwards: in bfloat16 if `has_bfloat16`, else in the dtype of the weights."""
+    """Return a context manager in which forwards compute in bfloat16 if `has_bfloat16(device)`, otherwise in the dtype
+    of the weights.
+    """
     if not has_bfloat16(device):
         return contextlib.nullcontext()
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)

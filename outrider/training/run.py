@@ -35,7 +35,9 @@ REPORT_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Settings of a training. Together with the text and the untrained student they determine the trained weights."""
+    """Settings of a training's updates. Together with the generated text and the untrained student they determine the
+    trained weights.
+    """
 
     loss: LossName
     updates: int
@@ -47,7 +49,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """State of a training, for a report."""
+    """State of a training at one moment, for a line that shows the progress."""
 
     updates: int
     """Number of updates of the weights so far."""
@@ -104,9 +106,11 @@ class TrainingRun:
         return self.num_updates >= self._plan.updates
 
     def train(self, seconds: float | None, stop: Callable[[], bool], report: Callable[[Progress], None]) -> None:
-        """Train until all updates are made, `seconds` are over or `stop` returns True. Then save a checkpoint.
+        """Train until all updates of the plan are made, until `seconds` are over or until `stop()` is True, whichever
+        comes first. Then save a checkpoint.
 
-        seconds: None = no limit. report: called about every REPORT_EVERY_S, and after the last update of the plan.
+        seconds: None = no limit. report: called about every REPORT_EVERY_S seconds, and after the last update of the
+        plan.
         """
         start_s = reported_s = saved_s = time.monotonic()
         previous_s = self.trained_s

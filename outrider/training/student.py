@@ -31,7 +31,8 @@ class DraftLogits:
     depth: int
     """Index of the draft token in its round, from 0."""
     places: Tensor
-    """Index of the token before each draft token, in the batch flattened to [B * T]. [M] int64, ascending."""
+    """For each draft token the index of the token before it, in the batch flattened to [B * T]. [M] int64, ascending.
+    """
     logits: Tensor
     """Logits [M, W] over the token ids in the student's `ids`."""
 
@@ -45,19 +46,21 @@ class Student(Protocol):
 
     @property
     def ids(self) -> Tensor | None:
-        """Token ids [W] int64 that the student can propose; None = all."""
+        """Token ids [W] int64 that the student can propose; None = all ids of the target."""
 
     @property
     def depth_trained(self) -> int:
-        """Number of draft tokens of a round that are trained: an update sums their losses."""
+        """Number of draft tokens of a round for which the student is trained. The loss of an update sums the losses of
+        all of them.
+        """
 
     @property
     def depth_limit(self) -> int | None:
         """Maximum number of draft tokens of a round that the student can propose; None = no limit."""
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Yield the student's logits for the draft tokens at depth 0, 1, ... `depth` - 1. At depth d they are those at
-        the tokens of `batch.trained_mask(d)`.
+        """Yield the student's logits for the draft tokens at depth 0, 1, ... `depth` - 1, where depth 0 is the first
+        draft token of a round. For depth d there is one row of logits per token of `batch.trained_mask(d)`.
 
         The texts of the batch are the target's own outputs, so the student reads what it would read after the target
         accepted all earlier draft tokens. target_output: the target's output for this batch, whose hidden states heads
@@ -76,7 +79,8 @@ class Draft:
     ids = None
     """Token ids that the model can propose: None, since it can propose all."""
     depth_trained = 1
-    """Number of draft tokens of a round that are trained: one, since the others would have the same loss."""
+    """Number of draft tokens of a round for which a draft model is trained: one, since its loss after a token is the
+    same at every depth."""
     depth_limit = None
     """Maximum number of draft tokens of a round: None, since the model can draft any number."""
 
@@ -99,8 +103,8 @@ class Draft:
         self.module = network.to(device)
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Run one forward over the batch. Yield its logits at the tokens of each depth from 0 to `depth` - 1.
-        target_output: not used, since a model reads no hidden states.
+        """Run one forward of the draft model over the batch. For each depth from 0 to `depth` - 1 yield its logits at
+        the tokens of `batch.trained_mask(depth)`. target_output: not used, since a draft model reads no hidden states.
         """
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]

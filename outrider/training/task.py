@@ -17,8 +17,8 @@ from outrider.training.written import Ids
 from outrider.wire.errors import ConfigError
 
 REPORT = "training.json"
-"""Name of a file that is written beside the trained weights. It has the settings of the training, and the acceptance
-before and after it."""
+"""Name of the JSON file that is written beside the trained weights. The file has the settings of the training, and the
+acceptance before and after the training."""
 
 Kind = Literal["eagle3", "medusa", "pass", "draft"]
 
@@ -33,7 +33,7 @@ class Task:
     out: str
     """Folder to which the trained weights and the report are written."""
     work: str
-    """Folder for the generated text and for checkpoints."""
+    """Folder in which the generated text and the checkpoints are kept, so that an interrupted training can continue."""
     prompts: list[str]
     """Prompts to train on. The target generates an output for each of them."""
     held_apart: list[str]
@@ -45,8 +45,8 @@ class Task:
     embedding and lm_head. None = there is no such model."""
     loss: LossName
     depth: int
-    """Number of draft tokens of a round that are trained. It is the number of steps of EAGLE-3's training-time test, of
-    Medusa heads or of look-ahead embeddings."""
+    """Number of draft tokens of a round that are trained: the number of steps of EAGLE-3's training-time test, of
+    Medusa heads, or of look-ahead embeddings."""
     taps: list[int] | None
     """Indices of the target's hidden states that `eagle3` reads. None = one from an early, one from a middle and one
     from a late layer (`default_taps`)."""
@@ -57,7 +57,7 @@ class Task:
     batch_size: int
     """Number of outputs that one update of the weights trains on."""
     max_tokens: int
-    """Maximum number of tokens of an output."""
+    """Maximum number of tokens of an output that the target generates."""
     seed: int
     seconds: float | None
     """Seconds after which the training ends, finished or not; None = no limit."""
@@ -67,11 +67,11 @@ class Task:
 
 
 def check_folders(task: Task) -> dict[str, int]:
-    """Check the folders of a training. Return the number of parameters of the target and of the model `start`, by
-    folder.
+    """Check the folders of a training. Return the number of parameters of the target and, if `task.start` is given, of
+    that draft model. The keys are the models' folders.
 
-    Raises ConfigError if a file of a model is missing, if the two models' tokenizers differ, or if the folder `out`
-    holds anything but an earlier training.
+    Raises ConfigError if a file of a model is missing, if the tokenizers of target and draft model differ, or if the
+    folder `task.out` holds anything but an earlier training.
     """
     num_parameters: dict[str, int] = {}
     for model in (task.target, task.start):

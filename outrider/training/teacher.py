@@ -46,10 +46,11 @@ class Batch:
         return cls(torch.from_numpy(ids).to(device), counts[:, 0], counts[:, 1])
 
     def trained_mask(self, depth: int) -> Tensor:
-        """Return a mask [B, T] bool of the tokens after which a draft token of this depth is trained.
+        """Return a mask [B, T] bool of the tokens after which a draft token at `depth` is trained.
 
-        depth: position of the draft token in its round, from 0. The round began `depth` tokens earlier, at the prompt's
-        last token or later. The token to be predicted must be part of the text, not padding.
+        depth: position of the draft token in its round, from 0. The mask leaves out tokens whose round would begin
+        (`depth` tokens earlier) before the last token of the prompt, and tokens after which the text has no further
+        token.
         """
         # 2 prompt tokens, 5 in all: depth 0 [0 1 1 1 0], depth 1 [0 0 1 1 0]
         positions = torch.arange(self.ids.shape[1], device=self.ids.device)  # [T]
@@ -69,15 +70,16 @@ class TargetOutput:
     entry is the state after the final norm. Empty if transformers returns no hidden states."""
 
     def rows(self, places: Tensor) -> Tensor:
-        """Return the rows of `logits` that belong to N tokens, [N] int64. places: the tokens' indices in the flattened
-        batch, which must all be in `self.places`.
+        """Return the indices into `logits` of the rows that belong to N given tokens, [N] int64. places: the tokens'
+        indices in the batch flattened to [B * T]; all of them must be in `self.places`.
         """
         return torch.searchsorted(self.places, places)
 
     def taps(self, is_selected: Sequence[int]) -> Tensor:
         """Return m of the target's hidden states for each token, [B, T, m, dt] float32.
 
-        is_selected: m indices into `hidden`. NORMED selects the last entry, the state after the final norm.
+        is_selected: m indices into `hidden`. The constant NORMED stands for the last entry of `hidden`, the state after
+        the final norm.
         """
         return torch.stack([self.hidden[tap].float() for tap in is_selected], dim=2)
 
@@ -105,8 +107,8 @@ class Teacher:
 
     @torch.no_grad()
     def see(self, batch: Batch) -> TargetOutput:
-        """Run a forward over the batch. Return the hidden states, and the logits after the tokens of
-        `batch.trained_mask(0)` alone.
+        """Run a forward of the target over the batch. Return its hidden states at all tokens, and its logits after the
+        tokens of `batch.trained_mask(0)` alone.
         """
         mask = batch.trained_mask(0)  # [B, T] bool
         with mixed_precision(self.device), self._logits_at(mask):

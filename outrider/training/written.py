@@ -30,12 +30,13 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 
 AT_ONCE = 64
-"""Number of outputs that are generated in one batch and saved in one file."""
+"""Number of outputs that the target generates in one batch, and that are saved in one file."""
 PROMPT_TOKENS = 128
-"""Maximum number of tokens of a prompt's text. Of a longer text only the last tokens are kept."""
+"""Maximum number of tokens of a prompt's text (without the chat template's tokens). Of a longer text only the last
+tokens are kept."""
 MIN_PROMPT_TOKENS = 2
-"""Minimum number of tokens of a prompt. A head needs two, since it reads the hidden state of the token before the
-last."""
+"""Minimum number of tokens of a prompt. A head needs two, because together with the last token of the prompt it reads
+the hidden state of the token before."""
 
 Ids = list[int]
 
@@ -113,7 +114,7 @@ def generate(task: GenerationTask, work: Path, report: Callable[[int, int], None
 
 
 def read(folder: Path) -> list[Answer]:
-    """Return the outputs that `generate` saved in this folder."""
+    """Return the prompts and outputs that `generate` saved in the folder."""
     answers: list[Answer] = []
     for path in sorted(folder.glob("*.npz")):
         answers += _load(path)

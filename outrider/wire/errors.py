@@ -66,7 +66,9 @@ class InvalidRequest(OutriderError):
 
 
 class NoThreads(InvalidRequest):
-    """The request continues a conversation stored on the server, and this server stores none."""
+    """The request asks to continue a conversation that the server should have stored. This server stores no
+    conversations.
+    """
 
     details: ClassVar[dict[str, Any] | None] = {
         "error_code": "thread_unsupported_request",
@@ -136,7 +138,9 @@ class Unauthenticated(OutriderError):
 
 
 class Forbidden(OutriderError):
-    """The peer, API key or web page is known, but is not allowed to do this."""
+    """The server knows the peer, API key or web page that sent the request, but does not allow it to send such a
+    request.
+    """
 
     grpc_code = grpc.StatusCode.PERMISSION_DENIED
     http_status = 403
@@ -144,7 +148,7 @@ class Forbidden(OutriderError):
 
 
 class Unavailable(OutriderError):
-    """A process that the request needs does not run, does not reply, or is stopping."""
+    """A process that the request needs (such as the target) does not run, does not reply, or is stopping."""
 
     grpc_code = grpc.StatusCode.UNAVAILABLE
     http_status = 503
@@ -152,7 +156,7 @@ class Unavailable(OutriderError):
 
 
 class WorkerLost(Unavailable):
-    """The stream to a worker ended while it ran this request."""
+    """The stream between gateway and worker ended while the worker ran this request."""
 
 
 class DeadlineExceeded(OutriderError):
@@ -164,8 +168,8 @@ class DeadlineExceeded(OutriderError):
 
 
 class IncompatiblePair(OutriderError):
-    """Draft and target do not share a vocabulary, a target restarted with another model, or two processes have
-    different protocol numbers.
+    """Two processes cannot work together: draft and target do not share a vocabulary, a target restarted with another
+    model, or the processes have different protocol numbers.
     """
 
     http_status = 503

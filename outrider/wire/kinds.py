@@ -11,7 +11,8 @@ from outrider.v1 import common_pb2 as pb
 
 class TokenKind(Enum):
     """How an output token was made. A target reports ACCEPTED, RECOVERED, BONUS or PLAIN (from a step without draft
-    tokens). The gateway turns ACCEPTED into FORCED or PREDICTED where one of these holds.
+    tokens). The gateway turns ACCEPTED into FORCED where the grammar allowed no other token, and into PREDICTED for a
+    token that was copied from the request's prediction.
     """
 
     ACCEPTED = pb.TOKEN_KIND_ACCEPTED
@@ -25,8 +26,8 @@ class TokenKind(Enum):
 
     @property
     def counted(self) -> TokenKind:
-        """The kind under which metrics and usage count such a token. FORCED and PREDICTED are counted as ACCEPTED,
-        every other kind as itself.
+        """The kind under which metrics and the field `usage` count a token of this kind: ACCEPTED for FORCED and
+        PREDICTED, and the kind itself for all others.
         """
         if self in (TokenKind.FORCED, TokenKind.PREDICTED):
             return TokenKind.ACCEPTED
@@ -42,9 +43,9 @@ class DraftTokenKind(Enum):
     """How a draft token was proposed. The target reports it for draft tokens that it has verified."""
 
     SAMPLED = pb.DRAFT_TOKEN_KIND_SAMPLED
-    """Sampled from a distribution that was sent to the target along with the token."""
+    """Sampled from a distribution of the drafter that was sent to the target along with the draft token."""
     DETERMINISTIC = pb.DRAFT_TOKEN_KIND_DETERMINISTIC
-    """Proposed without a distribution, for example by n-grams."""
+    """Proposed by a drafter that sends no distribution, for example by n-grams."""
     FORCED = pb.DRAFT_TOKEN_KIND_FORCED
     """Proposed by a grammar that allows no other token."""
     PREDICTED = pb.DRAFT_TOKEN_KIND_PREDICTED
@@ -59,8 +60,9 @@ class AcceptanceRule(Enum):
 
 
 class EarlyStopping(Enum):
-    """When a beam search ends before max_tokens, once it has n finished outputs. The values mean the same as those of
-    transformers' parameter `early_stopping`.
+    """When a beam search with n finished outputs ends before max_tokens, as transformers' parameter `early_stopping`
+    says it: TRUE = at once. FALSE = once no beam, scored at its present length, is better than the worst finished
+    output. NEVER = once no beam can become better than that output.
     """
 
     FALSE = pb.EARLY_STOPPING_FALSE
@@ -90,5 +92,5 @@ TRUNCATE_REASONS = {
     pb.TRUNCATE_REASON_STOP: "stop",
     pb.TRUNCATE_REASON_WASTED: "wasted",
 }
-"""Values of the label `reason` in the metrics that count truncations, by the enum's value. Used by gateway and workers.
-"""
+"""Maps the reason of a Truncate RPC (protobuf enum TruncateReason) to the value of the label `reason` in the metrics
+that count these RPCs. Used by gateway and workers."""

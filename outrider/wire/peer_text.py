@@ -5,12 +5,14 @@ from __future__ import annotations
 from google.protobuf.message import Message
 
 MAX_NAME_BYTES = 256
-"""Maximum bytes (UTF-8) of a name from another process. File names have at most 255 bytes, hub ids 96."""
+"""Maximum bytes (UTF-8) of a name in a message from another process, such as a model id; longer ones are cut. File
+names have at most 255 bytes, hub ids 96."""
 MAX_REASON_BYTES = 1300
 """Maximum bytes (UTF-8) of a sentence from another process that says why something failed. The same value as
 `rpc.MAX_ERROR_BYTES`."""
 MAX_INFO_BYTES = 1 << 16
-"""Maximum bytes of a WorkerInfo message. Our workers send a few hundred."""
+"""Maximum bytes of a WorkerInfo message, by which a worker describes itself. Our workers' messages have a few hundred.
+"""
 MAX_REASONS = 8
 """Maximum number of different reasons that one `Reasons` remembers. Further new reasons are not logged."""
 _REASON_FIELDS = frozenset({"reason", "features_refusal"})
@@ -61,8 +63,8 @@ def bound_strings(message: Message) -> None:
 
 
 def describe_excess(info: Message) -> str | None:
-    """Return a text that says why a worker is refused whose WorkerInfo has more than MAX_INFO_BYTES bytes. None = the
-    message is not too large.
+    """Return a text that says why a worker is refused by its peer: its WorkerInfo has more than MAX_INFO_BYTES bytes.
+    None = the WorkerInfo is not too large.
     """
     if info.ByteSize() <= MAX_INFO_BYTES:
         return None
@@ -70,11 +72,11 @@ def describe_excess(info: Message) -> str | None:
 
 
 class Reasons:
-    """The different reasons for which a repeated action, such as connecting, has failed. With it each reason is logged
-    only once.
+    """The different reasons for which a repeated action, such as connecting, has failed. The caller logs a failure only
+    if `note` says that its reason is new.
 
-    It remembers at most MAX_REASONS, so that a peer that gives a new reason each time fills neither the log nor the
-    memory.
+    At most MAX_REASONS different reasons are remembered, and further ones are not logged. So a peer that gives a new
+    reason each time fills neither the log nor the memory.
     """
 
     def __init__(self) -> None:
@@ -82,8 +84,8 @@ class Reasons:
         self.num_failures = 0
 
     def note(self, reason: str) -> bool:
-        """Count a failure. Return whether its reason should be logged: it is new, and fewer than MAX_REASONS were kept
-        before.
+        """Count a failure. Return whether its reason should be logged: it was not noted before, and fewer than
+        MAX_REASONS different reasons were.
         """
         self.num_failures += 1
         is_new = reason not in self._reasons and len(self._reasons) < MAX_REASONS

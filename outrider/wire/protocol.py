@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 PROTOCOL = 1
-"""Version number of the messages. It is raised by each change after which older processes would misread a message."""
+"""Version number of the messages between our processes. It is raised by each change of the messages after which a
+process of an older version would misread one."""
 
 
 def other_protocol(peer: str, protocol: int, own: str) -> str | None:

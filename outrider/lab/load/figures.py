@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from outrider.lab.load.load import RequestOutcome
 
 NUM_RESAMPLES = 2000
-"""Number of resamples of a bootstrap. With so many, chance changes the ends of an interval by less than the last digit
-that is shown."""
+"""Number of resamples of the bootstrap that gives the interval of a Gain. With this many, chance changes the ends of
+the interval by less than the last digit that is shown."""
 MIN_BATCHES = 5
-"""Minimum number of pairs of batches (with speculation and without) for an interval. Four pairs have only 35 different
-resamples, too few for a 95 % interval."""
+"""Minimum number of pairs of batches (one with speculation, one without) for which a Gain has an interval. Four pairs
+have only 35 different resamples, too few for a 95 % interval."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -30,7 +30,7 @@ class Batch:
     """A batch of requests that ran concurrently, either all with speculation or all without."""
 
     outcomes: tuple[RequestOutcome, ...]
-    """Outcomes of the batch's requests, in the order in which the requests ended."""
+    """Outcomes of the requests of this batch, in the order in which the requests ended."""
 
     @property
     def num_tokens(self) -> int:
@@ -121,7 +121,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class LoadFigures:
-    """Speeds that were measured at one concurrency."""
+    """Output tokens per second with and without speculation, measured at one number of concurrent requests."""
 
     concurrency: int
     """Number of requests that ran at a time."""

@@ -25,21 +25,22 @@ at one concurrency."""
 
 @dataclass(frozen=True)
 class LadderPlan:
-    """Concurrencies to measure, and the time for each of them."""
+    """Numbers of concurrent requests to measure, and the seconds to spend on each of them."""
 
     concurrencies: Sequence[int]
     """Numbers of concurrent requests to measure, in this order."""
     seconds: float
-    """Seconds per concurrency after which no further batch starts. The measurement goes on for longer only until there
-    are MIN_BATCHES pairs of batches."""
+    """Seconds per concurrency after which no further batch starts. If fewer than MIN_BATCHES pairs of batches are
+    complete by then, further batches start until that many are complete."""
 
 
 async def climb(client: httpx.AsyncClient, load: Load, plan: LadderPlan, report: Report) -> AsyncIterator[LoadFigures]:
-    """Measure the speed at each concurrency of the plan, one after the other, and yield the figures of each.
+    """Measure the speed at each concurrency of the plan, one concurrency after the other, and yield the figures of
+    each.
 
-    The same requests run in two batches: one with speculation by the gateway's defaults, and one without. Then the next
-    requests do, with the two batches in the opposite order, until the time is over. The first requests at each
-    concurrency are a warm-up and do not count.
+    A set of requests runs in two batches: once with speculation by the gateway's defaults, and once without. The next
+    set of requests runs in two batches too, in the opposite order, and so on until the time of the concurrency is over.
+    The first requests at each concurrency are a warm-up and do not count.
     """
     plain_load = replace(load, extra={**load.extra, "speculation": {"enabled": False}})
     for concurrency in plan.concurrencies:

@@ -17,8 +17,7 @@ from typing import Any
 import httpx
 
 TEMPERATURES = (0.0, 0.8)
-"""Default temperatures of a load. The requests use them in rotation: request number i uses entry i modulo their
-count."""
+"""Default temperatures of a load. Request number i uses entry i modulo the number of entries."""
 _MAX_QUOTED_BYTES = 200
 """Number of last bytes of a reply that an error quotes."""
 
@@ -32,11 +31,11 @@ class Load:
     url: str
     """Base URL of the server."""
     prompts: tuple[str, ...]
-    """Prompts, used in rotation: request number i has entry i modulo their count."""
+    """Prompts. Request number i has entry i modulo the number of entries."""
     max_tokens: int
     """Maximum number of output tokens of a request."""
     temperatures: tuple[float, ...] = TEMPERATURES
-    """Temperatures, used in rotation: request number i has entry i modulo their count."""
+    """Sampling temperatures. Request number i has entry i modulo the number of entries."""
     ignore_eos: bool = True
     """Whether outputs continue after an end-of-sequence id, so that each has exactly `max_tokens` tokens."""
     shared_prefixes: bool = True

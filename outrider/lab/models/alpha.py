@@ -40,10 +40,12 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 
 SEED = 20230101
-"""Seed of the random numbers for the first prompt. Prompt number i has this seed plus i."""
+"""Seed with which the target's output for the first prompt is drawn. Prompt i, counted from 0, has the seed SEED + i.
+"""
 
 Event = dict[str, Any]
-"""An event, which is written to stdout as a line of JSON."""
+"""What this child process reports to its parent: a JSON object that is written to stdout as one line. The key "event"
+has its kind: "progress", "measured" or "failed"."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +190,8 @@ def check_same_tokens(target: str, draft: str) -> None:
 
 
 def load_draft(target: DistributionModel, source: str, task: Task, longest: int) -> DistributionModel:
-    """Load a draft model. If its tokenizer differs from the target's, also make the map between their tokens, by which
-    the draft's distributions are converted.
+    """Load a draft model. If its tokenizer differs from the target's, also make the map between the token ids of both,
+    by which the draft's distributions are converted to the target's vocabulary.
 
     source: folder or hub id of the draft. task: settings of the measurement. longest: length of the longest prompt with
     its output, in the target's tokens.
@@ -253,7 +255,7 @@ def _describe(setting: dict[str, float]) -> str:
 
 
 def main() -> int:
-    """Read a task from stdin, measure, and write events to stdout. Return the exit code of the process."""
+    """Read a `Task` as JSON from stdin, measure, and write events to stdout. Return the exit code of the process."""
     return write_events(lambda: measure(Task.read(sys.stdin.readline())))
 
 

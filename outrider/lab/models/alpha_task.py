@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 MODEL = "model"
-"""Kind of the drafters that are draft models."""
+"""Value of `DrafterSpec.kind` for a draft model."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Task:
     dtype: str = "auto"
     device: str = "auto"
     leniences: list[float] = field(default_factory=list)
-    """Values of lenience to measure as well. Each row of the report has the acceptance probability under each of them,
-    for the same outputs."""
+    """Values of lenience at which acceptance is measured in addition. Each row of the report has the acceptance
+    probability under each of them, for the same outputs."""
 
     @classmethod
     def read(cls, line: str) -> Task:

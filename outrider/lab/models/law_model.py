@@ -22,7 +22,7 @@ from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 
 AT_ONCE = 8
-"""Number of outputs that the target generates in one batch."""
+"""Number of prompts for which the target generates outputs in one batch."""
 
 
 class _Sequence:
@@ -64,7 +64,7 @@ class _Sequence:
 
 
 class DistributionModel:
-    """A draft or target model that returns its next-token distributions along whole sequences."""
+    """A draft or target model that returns its next-token distribution after each token of a given sequence."""
 
     def __init__(self, model: str, task: Task, num_tokens: int) -> None:
         """Load the model on the device and in the dtype of `task`.
@@ -79,19 +79,22 @@ class DistributionModel:
         """Map between this draft's tokens and the target's; None = they are the same, or this is the target."""
 
     def drafts(self, ids: Sequence[int], start: int) -> Iterator[DistributionAt]:
-        """Yield a function for each token of the output that returns the draft's distribution at its position, given
-        sampling parameters. The distribution is over the target's vocabulary, even if the draft has another tokenizer.
-        Where the draft's tokens cannot follow the target's, the function returns None.
+        """Yield one function for each token of the output. The function takes sampling parameters and returns the
+        draft's distribution at that token's position. The distribution is over the target's vocabulary, even if the
+        draft has another tokenizer.
 
-        ids: prompt and output in the target's tokens. start: number of prompt tokens.
+        The function returns None if the draft's tokenizer cannot express the sequence before that position in whole
+        tokens, or if the draft's context is too short for it. ids: prompt and output in the target's tokens. start:
+        number of prompt tokens.
         """
         if self.translation is None:
             return self.distributions(ids, start)
         return self._retokenized_distributions(self.translation, ids, start)
 
     def distributions(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], TokenDistribution]]:
-        """Yield a function for each token of the output that returns this model's distribution at its position, given
-        sampling parameters. The first is the distribution after ids[:start], the last that after ids[:-1].
+        """Yield one function for each token of the output. The function takes sampling parameters and returns this
+        model's distribution at that token's position. The first function gives the distribution after ids[:start], the
+        last one that after ids[:-1].
 
         ids: prompt and output. start: number of prompt tokens.
         """

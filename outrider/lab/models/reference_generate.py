@@ -74,7 +74,7 @@ class Reference:
     def search(
         self, prompt: str, width: int, max_tokens: int, length_penalty: float = 1.0, early_stopping: bool | str = False
     ) -> list[tuple[Ids, float]]:
-        """Run a beam search with `width` beams. Return (token ids, score) of each of its `width` outputs,
+        """Run a beam search with `width` beams. Return one pair (token ids, score) for each of its `width` outputs,
         best first.
         """
         inputs = self.tokenizer(prompt, return_tensors="pt")
@@ -129,10 +129,11 @@ def first_difference(expected: Ids, found: Ids) -> int | None:
 
 
 def compare(reference: Reference, expected: Generated, found: Ids) -> dict[str, Any] | None:
-    """Compare an output with the expected one, and describe the first difference; None = they are equal.
+    """Compare an output (`found`) with the expected one, and describe the first difference; None = they are equal.
 
-    The result has its `position`, the token ids `expected` and `found` there, and `top2_gap`, the entry of
-    `Generated.gaps`. An end-of-sequence id at the end of an output is ignored, since the gateway does not send it.
+    The result has the `position` of the first difference, the token ids `expected` and `found` at that position, and
+    `top2_gap`, the entry of `Generated.gaps` for it. An end-of-sequence id at the end of an output is ignored, since
+    the gateway does not send it.
     """
     expected_ids = reference.without_end(expected.ids)
     found_ids = reference.without_end(found)

@@ -19,10 +19,11 @@ from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.requests.params import SamplingParams
 
 DRAFT_TEMPERATURES = (1.0, 0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
-"""Temperatures at which a draft's alpha is measured, as multiples of the target's temperature. If the target's
-temperature is 0, they are used as they are. Each takes one more softmax of the draft's logits per token."""
+"""Temperatures at which a draft model's alpha is measured, as multiples of the target's temperature. If the target's
+temperature is 0, the entries are the temperatures themselves. Each entry takes one more softmax of the draft's logits
+per token."""
 ESTIMATES = ("alpha", "bound", "coupled", "greedy", "drafted")
-"""Names of the fields of `Tally` whose means each row of the report has."""
+"""Names of the fields of `Tally` that a row of the report summarises by an `Estimate`."""
 
 DistributionAt = Callable[[SamplingParams], TokenDistribution | None]
 """Function that returns a drafter's distribution at one position, given sampling parameters; None = the drafter
@@ -31,14 +32,14 @@ proposes nothing there."""
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tokens with its 95 % interval. For the interval, prompts rather than tokens are independent
-    samples.
+    """A mean over the tokens of several prompts, with its 95 % confidence interval. For the interval, prompts rather
+    than tokens count as independent samples.
     """
 
     mean: float | None
     """Mean of all values; None = there are no values."""
     error: float | None
-    """Half the width of the interval; None = fewer than two prompts have values."""
+    """Half the width of the 95 % confidence interval; None = fewer than two prompts have values."""
 
     @classmethod
     def of(cls, by_prompt: Sequence[Sequence[float]]) -> Estimate:
@@ -54,8 +55,8 @@ class Estimate:
 
 
 def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
-    """Return, for each prompt, by how much its values move the mean of all values away from what the other prompts
-    give: (sum of its values - mean * their number) / number of all values.
+    """Return the influence of each prompt on the mean of all values: (sum of the prompt's values - mean * number of the
+    prompt's values) / number of all values.
 
     by_prompt[i]: the values of prompt i, one per token. mean: the mean of all values.
     """
@@ -67,8 +68,8 @@ def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
 
 
 def half_width(moves: Sequence[float]) -> float:
-    """Return half the width of the 95 % interval of a mean over prompts. moves: result of `moves` for at least two
-    prompts.
+    """Return half the width of the 95 % confidence interval of a mean over the tokens of several prompts. moves: result
+    of the function `moves` for at least two prompts.
 
     The variance is the linearised variance of a ratio of sums, or of a difference of such ratios (Cochran, "Sampling
     techniques", section 6.4).
@@ -78,7 +79,7 @@ def half_width(moves: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class TargetToken:
-    """A token of the target's output."""
+    """A token of the target's output, with the target's distributions at its position."""
 
     id: int
     position: int

@@ -29,12 +29,14 @@ CHECKED_TOKENS = (2, 64)
 
 
 class WideningError(ValueError):
-    """A model cannot be widened, or not to a size. The message names the model or the size."""
+    """A model cannot be widened, because it is not a Llama without biases or because a requested size is not possible.
+    The message names the model or the size.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class WidenedSizes:
-    """Sizes of the larger model that `widen` returns. It computes the same logits as the original model."""
+    """Sizes of the larger model that `widen` returns. The larger model computes the same logits as the original one."""
 
     hidden: int
     """Width of the residual stream; a multiple of `heads`."""
@@ -98,8 +100,8 @@ def check(model: torch.nn.Module, sizes: WidenedSizes) -> None:
 
 
 def wide_config(config: LlamaConfig, sizes: WidenedSizes) -> LlamaConfig:
-    """Return a copy of the configuration with the new sizes. The width of a head and its rotary embedding do not
-    change.
+    """Return a copy of a model's configuration with the new sizes. The width of an attention head and the rotary
+    embedding do not change.
     """
     wide = copy.deepcopy(config)
     wide.head_dim = head_dim(config)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from outrider.lab.tuning.settings import PLAIN
 
 TIE = 0.02
-"""Fraction of the fastest setting's speed by which a simpler setting may be slower and still be recommended. It must
-also have been at least as fast in one of the repeats."""
+"""Fraction of the fastest setting's speed by which a simpler setting may be slower and still be recommended. The
+simpler setting must also have been at least as fast as the fastest one in one of the repeats."""
 
 Speeds = Mapping[str, Sequence[float]]
 """Tokens per second by name of the setting: speeds[name][i] was measured in repeat i. The simplest setting comes first.
@@ -39,7 +39,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The setting that is recommended, and the fastest one that was measured."""
+    """The setting of speculation that is recommended, and the fastest setting that was measured."""
 
     name: str
     """Name of the recommended setting."""
@@ -52,8 +52,8 @@ class Recommendation:
 
 
 def choose(speeds: Speeds) -> Recommendation:
-    """Recommend the fastest setting, or a simpler one that is as fast within noise (see TIE). The settings must include
-    PLAIN.
+    """Recommend the fastest setting of speculation, or a simpler setting that is as fast within noise (see TIE). The
+    settings must include PLAIN.
     """
     fastest = _fastest(speeds, speeds)
     name = _simplest_tie(speeds, fastest)

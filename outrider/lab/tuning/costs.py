@@ -30,13 +30,13 @@ class Cost:
     rest_s: float
     """Seconds in the gateway, on the streams between gateway and workers, and on the way to the client."""
     plain_share: float
-    """Fraction of the rounds that had no draft token although K were expected, since drafting was late, refused or
-    paused."""
+    """Fraction of the rounds that had no draft token although K were expected, for example because drafting was late,
+    refused or paused."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of rounds of one pair, for several K."""
+    """Average times of the rounds of one draft and target, for several K (draft tokens per round)."""
 
     by_k: Mapping[int, Cost]
     """Times of a round by K, in ascending order from K = 0."""
@@ -48,7 +48,9 @@ class Costs:
 
     @property
     def draft_token_s(self) -> float:
-        """Seconds that the target waits per draft token, at the largest K."""
+        """Seconds for which the target waits per draft token: those of a round divided by K, for the largest K that was
+        measured.
+        """
         k = max(self.by_k)
         return self.by_k[k].wait_s / k
 
@@ -61,11 +63,11 @@ class Costs:
 
 
 def costs_of(passes: Mapping[int, Sequence[Pass]], max_tokens: int) -> Costs:
-    """Return the times of rounds for each K. passes: the passes measured at each K. max_tokens: maximum number of
-    output tokens of their requests.
+    """Return the times of rounds for each K. passes: for each K the measured passes, each of which has one output for
+    every prompt. max_tokens: maximum number of output tokens of the requests.
 
-    Each time is the mean over a pass. Of these means the median over the passes is taken, so that a disturbance of one
-    pass changes it little. Raises ConfigError if no round had all K draft tokens.
+    Each time is the mean over one pass, and then the median of these means over the passes, so that a disturbance of
+    one pass changes it little. Raises ConfigError if no round had all K draft tokens.
     """
     by_k = dict[int, Cost]()
     for k in sorted(passes):

@@ -42,9 +42,10 @@ def settings_of(workers: Workers, max_k: int = 1) -> SystemConfig:
 
 
 def with_cache(workers: Workers, prompts: Sequence[str], max_tokens: int, num_at_once: int) -> Workers:
-    """Return the workers' settings with KV caches just large enough for `num_at_once` requests with these prompts.
+    """Return the workers' settings with KV caches just large enough for `num_at_once` concurrent requests with these
+    prompts. max_tokens: maximum number of output tokens of a request.
 
-    Without this, if both workers are on one GPU, the one that loads first takes most of the memory for its cache.
+    Without this, if both workers are on one GPU, the worker that loads first takes most of the memory for its cache.
     """
     max_prompt_tokens = max(map(len, map(str.encode, prompts)))  # a token has one byte of UTF-8 at least
     num_tokens = num_at_once * (max_prompt_tokens + max_tokens + _SPARE_TOKENS)

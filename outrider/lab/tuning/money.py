@@ -61,7 +61,7 @@ class Price:
 
 @dataclass(frozen=True)
 class LoadPrices:
-    """Speeds and prices of all deployments at one concurrency."""
+    """Speeds and prices of all deployments at one number of concurrent requests."""
 
     concurrency: int
     """Number of requests that ran at a time."""
@@ -73,8 +73,8 @@ class LoadPrices:
     price: Price
 
     def for_money(self, deployment: str) -> Gain | None:
-        """Return how many tokens a deployment makes per unit of money, divided by those of plain decoding. None = its
-        speed is unknown because requests failed.
+        """Return the tokens that a deployment makes per unit of money, divided by the tokens that plain decoding makes
+        per unit of money. None = the deployment's speed is unknown because requests failed.
         """
         gain = self.gains[deployment]
         if gain is None:

@@ -15,7 +15,7 @@ from outrider.lab.tuning.study import Study
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the tables of a study and its recommendation."""
+    """Print a study's tables (speed at each K, and the compared drafters) and its recommendation."""
     console.print(f"\n[bold]temperature {study.temperature:g}[/]", markup=True)
     console.print(
         f"alpha {study.alpha:.3f}: share of accepted draft tokens; c {study.costs.c:.3f}: a draft token is waited for "

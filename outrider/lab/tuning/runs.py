@@ -19,7 +19,7 @@ _LEAD_IN_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class TimedOutput:
-    """One output with the times of its rounds."""
+    """One output, with the times at which the client received its rounds."""
 
     rounds: tuple[Round, ...]
     gaps_s: tuple[float, ...]
@@ -54,7 +54,7 @@ class Pass:
 
 
 def speeds_of(passes: Sequence[Pass]) -> list[float]:
-    """Return the tokens per second of each pass."""
+    """Return the output tokens per second of each pass, in the order of `passes`."""
     return [one.tokens_per_s for one in passes]
 
 
@@ -85,8 +85,9 @@ class Workload:
     ) -> GenerateOptions:
         """Return the keyword arguments of `AsyncClient.stream` for one request.
 
-        index: index of the prompt. repeat: number of the repeat; index and repeat determine the seed. cache: requests
-        with the same text can share cached KV blocks of the prompt. None = the request shares them with no other.
+        index: index of the prompt. repeat: number of the repeat; index and repeat determine the seed. cache: a text
+        that goes into the cache salt; requests of this workload with the same text can share cached KV blocks of the
+        prompt. None = the request shares them with no other request.
         """
         options = GenerateOptions(
             model=self.model,

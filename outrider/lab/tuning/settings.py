@@ -24,8 +24,10 @@ def chain_name(k: int) -> str:
 
 
 def chain(k: int, temperature: float) -> Speculation:
-    """Return the speculation options of chains of `k` tokens that the draft model proposes. They use the acceptance
-    rule `rejection` unless `temperature` is 0. k = 0 gives plain decoding.
+    """Return the options of a request whose draft tokens are chains of `k` tokens from the draft model, accepted by the
+    rule `rejection` (at temperature 0: by greedy acceptance). k = 0 gives plain decoding.
+
+    temperature: the sampling temperature of the request.
     """
     if not k:
         return Speculation(enabled=False)
@@ -33,7 +35,11 @@ def chain(k: int, temperature: float) -> Speculation:
 
 
 def chains(ks: Iterable[int], temperature: float) -> dict[str, Speculation]:
-    """Return the result of `chain` for each K in `ks`, by name of the setting."""
+    """Return one setting of speculation for each K in `ks`: chains of K tokens from the draft model. The keys are the
+    settings' names (`chain_name`), the values the options of a request.
+
+    temperature: the sampling temperature of the requests, which decides the acceptance rule.
+    """
     return {chain_name(k): chain(k, temperature) for k in ks}
 
 
@@ -76,7 +82,7 @@ def _drafted(k: NumDraftTokens, temperature: float, drafter: Drafter) -> Specula
 
 
 def needs_draft(options: Speculation) -> bool:
-    """Return whether requests with these options use a draft worker."""
+    """Return whether a request with these options has its draft tokens made by a draft worker."""
     return options.enabled and options.drafter is not None and Drafter(options.drafter).uses_draft_worker
 
 

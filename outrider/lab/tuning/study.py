@@ -18,7 +18,7 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Results at one K."""
+    """Results of the draft model with one K (draft tokens per round)."""
 
     k: int
     paper_speedup: float
@@ -34,7 +34,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Study:
-    """All results at one temperature."""
+    """Results of all compared settings at one sampling temperature."""
 
     temperature: float
     alpha: float
@@ -42,7 +42,7 @@ class Study:
     `acceptance_probability`)."""
     costs: Costs
     points: Sequence[Point]
-    """Results at each K, from K = 0 on."""
+    """Results of the draft model at each K, in ascending order from K = 0."""
     speeds: Mapping[str, Sequence[float]]
     """speeds[name][i]: tokens per second in repeat i, for each compared setting by name. The simplest setting comes
     first."""

@@ -25,10 +25,12 @@ class _Vocabulary:
 
 
 def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
-    """Return the fingerprint of a tokenizer: a SHA-256 hex digest of its vocabulary in the order of the ids (with added
-    tokens) and of its special ids. Two tokenizers with the same fingerprint have the same tokens.
+    """Return the fingerprint of a tokenizer: a SHA-256 hex digest of its token ids in ascending order, each with the
+    token's text and with whether it is a special token. Added tokens are included. Two tokenizers with the same
+    fingerprint have the same tokens.
 
-    tokenizer_json: content of the file tokenizer.json. Raises ConfigError if it is not such a file.
+    tokenizer_json: content of the file tokenizer.json. Raises ConfigError if the content is not that of a
+    tokenizer.json.
     """
     vocabulary = _read(tokenizer_json)
     entries = list[list[object]]()  # [id, token, whether it is special]
@@ -38,11 +40,11 @@ def tokenizer_fingerprint(tokenizer_json: bytes) -> str:
 
 
 def first_difference(target_json: bytes, draft_json: bytes) -> str | None:
-    """Return a sentence on the lowest token id that differs between two tokenizers, either in its token or in whether
-    that is special. None = no id differs.
+    """Return a sentence on the lowest token id at which two tokenizers differ: in the token's text, or in whether the
+    token is special. None = they differ at no id.
 
     target_json, draft_json: contents of the target's and the draft's tokenizer.json. Raises ConfigError if either is
-    not such a file.
+    not the content of a tokenizer.json.
     """
     target = _read(target_json)
     draft = _read(draft_json)

@@ -26,24 +26,24 @@ bits."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Maps the number of a scalar type in a GGUF file to its format character in Python's `struct`."""
 TEXT = 8
-"""Number of the type text (string) in a GGUF file."""
+"""Number that stands for the type string in a GGUF file."""
 ARRAY = 9
-"""Number of the type list (array) in a GGUF file."""
+"""Number that stands for the type array in a GGUF file."""
 MAX_HEADER_BYTES = 64 << 20
-"""Maximum bytes of a header. A vocabulary of 262,144 tokens with its merges takes 17 MiB."""
+"""Maximum bytes of the header of a GGUF file. A vocabulary of 262,144 tokens with its merges takes 17 MiB of it."""
 MAX_ELEMENTS = 1 << 21
-"""Maximum number of elements of an array in a header. A tokenizer.json has the same limit."""
+"""Maximum number of elements of an array in the header of a GGUF file. A tokenizer.json has the same limit."""
 MAX_DIMENSIONS = 4
 """Maximum number of dimensions of a tensor, set by the GGUF format."""
 ALIGNMENT = 32
 """Default alignment of the tensor data in bytes, set by the GGUF format."""
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
-"""Matches the end of the file name of one part of a split model; the group is the number of parts."""
+"""Matches the end of a file name if the file is one part of a split GGUF model; the group is the number of parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Entry of one tensor in the header of a GGUF file."""
+    """Type, shape and place of one tensor, as the header of a GGUF file gives them."""
 
     shape: tuple[int, ...]
     """Dimensions in torch's order: the last dimension is contiguous."""
@@ -60,7 +60,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Header of a GGUF file."""
+    """Header of a GGUF file: the model's metadata, and type, shape and place of each tensor."""
 
     path: Path
     architecture: str
@@ -71,7 +71,7 @@ class GgufHeader:
     tensors: dict[str, GgufTensor]
     """Entries of the tensors by their names."""
     num_data_bytes: int
-    """Number of bytes of the file after the header."""
+    """Number of bytes of the GGUF file after its header."""
 
     def stated(self, name: str) -> Any:
         """Return the metadata value with the key "<architecture>.<name>", for a name such as `block_count`. None = the

@@ -13,15 +13,16 @@ from pathlib import Path
 from outrider.wire.errors import ConfigError
 
 INDEX_FILE = "model.safetensors.index.json"
-"""Name of the file that maps each tensor to its weights file, for weights in several files."""
+"""Name of the file that gives, for each tensor of a model, the weights file that has it. A model with a single weights
+file has no such file."""
 ADDITIONAL_TEMPLATES = {
     "tool_use": "additional_chat_templates/tool_use.jinja",
     "rag": "additional_chat_templates/rag.jinja",
 }
-"""Files of further chat templates, by template name. A gateway uses one of them in place of the default template for
-requests with tools or documents."""
+"""File names of further chat templates in a model folder, by template name. A gateway uses one of them in place of the
+default template for requests with tools or documents."""
 SAFETENSORS_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
-"""Possible names of a single weights file with all tensors. The first that exists is read."""
+"""Possible names of the weights file of a model that has only one. The first that exists is read."""
 _PATH = re.compile(r"""(?<![\w.~/-])(?:~|\.{1,2})?/(?!/)[^\s'":,;()]*""")
 """Matches a path without spaces inside a sentence. It does not match parts of hub ids or URLs."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -70,12 +71,14 @@ def local_folder(model: str) -> Path | None:
 
 
 def is_gguf(model: str) -> bool:
-    """Return whether the setting `model` names a GGUF file, on this machine or on a hub."""
+    """Return whether the setting `model` names a GGUF file, either on this machine or in a repository of a hub."""
     return model.lower().endswith(GGUF_SUFFIX)
 
 
 def split_hub_id(model: str) -> tuple[str, str | None]:
-    """Split a hub id into its repository and its GGUF file. The file is None for an id without one."""
+    """Split a hub id into its repository (OWNER/NAME) and the name of its GGUF file. The latter is None for an id that
+    names no file.
+    """
     repository, colon, file = model.partition(":")
     if not colon:
         return model, None
@@ -115,7 +118,9 @@ def short_name(model: str) -> str:
 
 
 def without_folders(text: str, model: str) -> str:
-    """Return a sentence in which the path of `model` is replaced by its short name, any other path by its last part."""
+    """Return a sentence without names of folders: the path of `model` is replaced by the model's short name, and any
+    other path by its last part. Replies with such a sentence reveal nothing about the server's disk.
+    """
     if model.startswith(("/", "~", "./", "../")):
         text = text.replace(model, short_name(model))
     return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)

@@ -13,8 +13,8 @@ from outrider.wire.errors import ConfigError
 
 SHARD_SUFFIX = ".safetensors"
 MAX_CONTAINERS = 1 << 21
-"""Maximum number of lists and objects in a JSON file; so many take 130 MB in Python. A tokenizer.json has one list per
-merge, in Gemma 3's case half a million."""
+"""Maximum number of lists and objects in a JSON file. That many take 130 MB in Python. A tokenizer.json has one list
+for each merge of its BPE model: Gemma 3's has half a million."""
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:
@@ -44,11 +44,11 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def parse_weight_map(data: bytes, name: str) -> dict[str, str]:
-    """Parse a weights index such as model.safetensors.index.json. Return the name of the file that has each tensor, by
-    tensor name.
+    """Parse a weights index such as model.safetensors.index.json. Return, by tensor name, the name of the file that has
+    the tensor.
 
     name: file name of the index, for errors. Raises ConfigError unless every named file is a safetensors file in the
-    folder of the index. (Another file could be opened as a pickle, or lie outside the folder.)
+    folder of the index. (Any other file could be opened as a pickle, or lie outside the folder.)
     """
     weight_map = parse_object(data, name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

@@ -10,7 +10,9 @@ from outrider.wire.models.model_id import short_name
 
 
 def has_same_tokens(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
-    """Return whether draft and target have the same tokenizer, and logits for the same number of token ids."""
+    """Return whether draft and target have the same tokenizer, and whether their models have logits for the same number
+    of token ids.
+    """
     if draft.vocab_size != target.vocab_size:
         return False
     return draft.tokenizer_fingerprint == target.tokenizer_fingerprint

@@ -22,11 +22,12 @@ STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 SAMPLES = ("", "Hello hello", " \t\n  ", "0123456789")
 """Texts that are encoded when a tokenizer is loaded. A tokenizer that panics or raises on one of them is refused."""
 MAX_TOKEN_ID = (1 << 20) - 1
-"""Largest token id that is allowed. Tables with one entry per id are limited by it. The largest published vocabulary,
-XLM-V's, has 901,629 tokens."""
+"""Largest token id that a tokenizer may have. It limits the size of tables with one entry per id. The largest published
+vocabulary, XLM-V's, has 901,629 tokens."""
 
 MAX_QUOTED = 400
-"""Maximum number of characters quoted from an error of the tokenizers library, which may contain much of a file."""
+"""Maximum number of characters of an error of the tokenizers library that our error quotes. The library's text may
+contain much of a file."""
 
 
 def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokenizer:
@@ -90,8 +91,8 @@ def named_entries(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def token_text(entry: Any) -> str | None:
-    """Return the token text of an entry of tokenizer_config.json, which is a text or an object with `content`. None =
-    the entry is something else.
+    """Return the text of a token, given its entry in tokenizer_config.json: a text, or an object with the text as
+    `content`. None = the entry is something else.
     """
     if isinstance(entry, dict):
         entry = entry.get("content")
@@ -104,7 +105,8 @@ def fields_of(part: Any) -> dict[str, Any] | None:
     """Return the JSON fields of a part of a loaded tokenizer, such as its decoder. None = the tokenizer has no such
     part.
 
-    The tokenizers library writes these fields, so each has its type. In the file itself types may be missing.
+    The tokenizers library writes these fields itself, so each part has its field `type`, even where tokenizer.json
+    leaves the field out.
     """
     if part is None:
         return None
@@ -113,7 +115,9 @@ def fields_of(part: Any) -> dict[str, Any] | None:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Return whether an error came from the tokenizers library: an Exception, or a panic, which is not an Exception."""
+    """Return whether an error came from the tokenizers library: an Exception, or a panic of its compiled code (which is
+    a BaseException but not an Exception).
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

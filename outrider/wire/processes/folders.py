@@ -25,7 +25,8 @@ log = get_logger(__name__)
 MAX_SOCKET_PATH_BYTES = 107
 """Maximum bytes of the path of a Unix socket: the size of Linux's sockaddr_un.sun_path without the final zero."""
 RAY_SOCKET = "/outrider-12345678/ray/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
-"""The longest path that a socket of Ray has below the folder for temporary files, as an example of its length."""
+"""Example of the longest path that a socket of Ray has below the folder for temporary files. `parent_for_sockets` finds
+a folder whose path is short enough for it."""
 _POLL_S = 0.1
 """Seconds between two attempts to take a lock."""
 
@@ -36,10 +37,11 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder that only this user may access. If it exists, check that it is such a folder. Return `folder`.
+    """Create a folder that only this user may access. If the folder exists already, check that it is such a folder.
+    Return `folder`.
 
-    Raises ConfigError if it belongs to another account, is a link or a file, or is open to others. Raises OSError if it
-    cannot be created.
+    Raises ConfigError if an existing one belongs to another account, is a link or a file, or is open to others. Raises
+    OSError if the folder cannot be created.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -54,10 +56,12 @@ def make_private(folder: Path) -> Path:
 
 
 def shared_folder() -> Path:
-    """Return the private folder for the locks of all workers of this user on this machine. Creates it.
+    """Return the private folder for the locks of all workers of this user on this machine. Creates the folder if it is
+    missing.
 
     It is in the system's folder for temporary files. If another account has taken its name there, it is in
-    XDG_RUNTIME_DIR or in the cache folder. Raises ConfigError if none of the three can be used, with each one's fault.
+    XDG_RUNTIME_DIR or in the cache folder. Raises ConfigError if none of the three can be used; the error says why for
+    each of them.
     """
     refusals = list[str]()
     for parent in _parents():

@@ -17,17 +17,18 @@ _DOWN = 15
 
 
 class CallOutcome(Enum):
-    """How a request to a peer (such as a worker) ended. The value is the weight of a failure. The peer is marked as
-    down once the weights of failures in a row sum to 15.
+    """How a request to a peer (such as a worker) ended. The value of a failure is its weight. The peer is marked as
+    down once the weights of consecutive failures sum to 15.
     """
 
     OK = 0
     LATE = 3
-    """The peer did its part, but too late. Five in a row mark it as down, since a busy machine delays some requests."""
+    """The peer did what the request asked, but too late. Five in a row mark the peer as down. A single one does not,
+    since a busy machine delays some requests."""
     REFUSED = 5
-    """The peer failed, broke a rule of the protocol, or ended the stream. Three in a row mark it as down."""
+    """The peer failed, broke a rule of the protocol, or ended the stream. Three in a row mark the peer as down."""
     LOST = _DOWN
-    """The peer made no step for longer than the hang watch allows. A single one marks it as down."""
+    """The peer, a worker, made no step for longer than the hang watch allows. A single one marks the peer as down."""
 
 
 FIRST_PAUSE_S = 0.5
@@ -37,8 +38,8 @@ MAX_PAUSE_S = 15.0
 """Maximum seconds between two probes of a peer that is down. The pause doubles after every probe that fails, up to this
 value."""
 ALONE_S = 1.0
-"""Seconds after which a peer that is down may be probed if no other peer can take the request. A longer pause is then
-cut short."""
+"""Seconds after the start of a pause from which a peer that is down may be probed by a request that no other peer can
+take, even if the pause lasts longer."""
 
 
 class Health:
@@ -76,8 +77,8 @@ class Health:
 
     @property
     def is_usable_alone(self) -> bool:
-        """Whether a request that no other peer can take may be sent to the peer now. If the peer is down, this allows a
-        probe at the latest ALONE_S seconds after the last pause began.
+        """Whether a request that no other peer can take may be sent to the peer now. If the peer is down, the request
+        becomes a probe, and it may be sent ALONE_S seconds after the last pause began, or earlier if the pause is over.
         """
         return self.is_usable or self._clock() >= self._pause_start_s + ALONE_S
 
@@ -113,7 +114,7 @@ class Health:
             self._pause(None)
 
     def restarted(self) -> None:
-        """Record that the peer's process was restarted, so that it may be probed at once."""
+        """Record that the peer's process was restarted. A peer that is down may then be probed at once."""
         self._pause_end_s = self._clock()
 
     def _pause(self, probe: object | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 ANY = "*"
-"""Value with which a setting that lists origins or hosts allows all of them."""
+"""Entry `*` of a setting that lists origins or host names. With it every origin or host is allowed."""
 _HOST = r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?"
 _HOST_HEADER = re.compile(_HOST, re.ASCII | re.IGNORECASE)
 _ORIGIN_HEADER = re.compile(rf"([a-z][a-z0-9+.-]*)://{_HOST}", re.ASCII | re.IGNORECASE)
@@ -34,7 +34,9 @@ class OriginHost:
 
     @property
     def is_address(self) -> bool:
-        """Whether the host is an IP address. Unlike a name, it cannot be redirected by a name server."""
+        """Whether the host is an IP address. A host name could be made to lead to another machine by whoever controls
+        its name server; an address could not.
+        """
         return self._address is not None
 
     @property
@@ -54,7 +56,9 @@ class OriginHost:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a web page: scheme, host and port. If the scheme has a default port, `host.port` is never None."""
+    """Origin of a web page: scheme, host and port of the server that served it. If the scheme has a default port,
+    `host.port` is never None.
+    """
 
     scheme: str
     host: OriginHost

@@ -37,8 +37,9 @@ OnLog = Callable[[str, str], None]
 """Callback for each line of a child's log: `on_log(name of the child, line)`, called on a reader thread."""
 
 POLL_S = 1.0
-"""Seconds between two calls of `Child.has_ended` by the process that started the child. Polling is needed because
-`notify` is not called at the end of a child whose stdout one of its own child processes holds open."""
+"""Seconds between two calls of `Child.has_ended` by the process that started the child. Polling is needed because the
+callback `notify` of Child is not called when a child ends while one of its own child processes holds its stdout open.
+"""
 TAIL_LINES = 200
 """Maximum number of lines at the end of a child's log that `Child.tail` keeps."""
 
@@ -47,10 +48,10 @@ class Child:
     """A child process that writes events to stdout, one JSON object per line, and its log to stderr.
 
     The child has its own process group: Ctrl-C in a terminal then reaches only this process, which stops its children
-    in order. The child has no session of its own, because Linux divides cores among sessions: next to a session whose
-    threads wake each other all the time, another got 19 % of a core instead of 48 %. When this process ends, even by a
-    crash, the kernel sends SIGTERM to the child. The kernel already does so when the thread ends that started the
-    child, so start children from the main thread.
+    in order. The child stays in this process's session, because Linux divides cores among sessions: next to a session
+    whose threads wake each other all the time, another session got 19 % of a core instead of 48 %. When this process
+    ends, even by a crash, the kernel sends SIGTERM to the child. The kernel does so even when only the thread ends that
+    started the child, so start children from the main thread.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class Child:
         return self.process.poll()
 
     def has_ended(self) -> bool:
-        """Return whether the child has ended. If so, wait up to a second until all its events are in `events`."""
+        """Return whether the child has ended. If it has, first wait up to a second until all events that it wrote are
+        in `events`.
+        """
         if self.returncode is None:
             return False
         self._readers[0].join(_READER_TIMEOUT_S)
@@ -118,7 +121,7 @@ class Child:
 
     def last_lines(self, count: int) -> list[str]:
         """Return the last `count` lines of the child's log. If the child has ended, first wait up to a second for each
-        thread that reads its output.
+        of the two threads that read its stdout and stderr.
         """
         if self.returncode is not None:
             self._join_readers()

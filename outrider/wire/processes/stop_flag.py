@@ -25,14 +25,15 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def ignore_log_rotation() -> None:
-    """Ignore SIGUSR1 in this process. Log rotation sends it so that a process opens its log file again, but our
-    processes log to stderr. Call it in the main thread.
+    """Ignore SIGUSR1 in this process. Tools that rotate logs send this signal so that a process opens its log file
+    again. Our processes log to stderr and have no log file, and without a handler the signal would end them. Call it in
+    the main thread.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 class StopRequested(Exception):
-    """The stop flag was set, usually by a signal, so that the current work should end."""
+    """Raised to end the current work after the stop flag was set, usually by a signal."""
 
 
 class StopFlag:
@@ -103,7 +104,8 @@ class StopFlag:
         """Wait until the flag is set, `notify` is called or any signal arrives, at most `timeout_s` seconds (None = no
         limit). Return whether the flag is set.
 
-        If several threads wait, `notify` wakes one of them, and setting the flag wakes all.
+        If several threads wait, one call of `notify` ends the wait of only one of them, while setting the flag ends all
+        waits.
         """
         if self._is_installed and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)  # an event loop may have put its own in

@@ -22,7 +22,9 @@ from outrider.wire.telemetry.log import configure_logging, log_end
 
 
 class RunningWorker(Protocol):
-    """Interface of a running worker, which the argument `start_worker` of `run_worker` must return."""
+    """Interface of a running worker. The function that is passed to `run_worker` as `start_worker` returns an object
+    with this interface.
+    """
 
     @property
     def address(self) -> str:
@@ -58,7 +60,8 @@ def announce(**fields: object) -> None:
 
 
 def memory_taken(info: pb.WorkerInfo) -> str:
-    """Return a text on the memory of this worker process: its resident size now, and the size of its full KV cache.
+    """Return a text on the memory of this worker process: its resident size now, and the size that its KV cache has
+    when it is full.
 
     info: the worker's WorkerInfo.
     """
@@ -146,7 +149,9 @@ def _await_engine(handle: RunningWorker, ended: threading.Event, notify: Callabl
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once with exit code `code`, without the second that Python needs to unload torch."""
+    """End this process at once with exit code `code`, by which the process skips the second that Python needs to unload
+    torch.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

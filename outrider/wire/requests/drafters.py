@@ -17,8 +17,8 @@ _MAX_SHOWN_CHARS = 100
 
 
 class DraftWorkerUse(Enum):
-    """Whether and how draft workers draft for a request. The value is the character for it in a drafter's label, such
-    as `+` in ngram+model.
+    """Whether draft workers draft for a request, and how their draft tokens are combined with those of the target's own
+    drafter. The value is the character for it in a drafter's label, such as `+` in ngram+model.
     """
 
     NEVER = ""
@@ -29,7 +29,8 @@ class DraftWorkerUse(Enum):
     """Draft workers draft all the time. Their draft tokens and those of the target's own drafter form one merged tree,
     which a step verifies."""
     IF_ANY = "?"
-    """The same as OR if a draft worker is connected. If none is, the request runs without."""
+    """The same as OR if a draft worker is connected. If none is, only the target's own drafter drafts for the request.
+    """
 
 
 def _started_with(setting: str) -> str:
@@ -47,15 +48,15 @@ _TREES = "takes a model and an attention_path that run token trees"
 class Drafter(StrEnum):
     """What proposes draft tokens for a request. No drafter changes the distribution of the output.
 
-    A drafter consists of a drafter that runs in the target, of draft workers, or of both. The label shows the parts:
-    `ngram` runs in the target only, `ngram+model` and `ngram&model` use both, `model` and `model&model` use draft
-    workers only. `auto` stands for all drafters that are available.
+    A value of this class combines up to two parts: a drafter that runs in the target, and draft workers. The label
+    shows the parts: `ngram` runs in the target only, `ngram+model` and `ngram&model` use both, `model` and
+    `model&model` use draft workers only. `auto` stands for all drafters that are available.
     """
 
     draft_worker: DraftWorkerUse
     remedy: str
-    """End of the error if this drafter is not available: what would make it available. It is empty if that needs no
-    explanation."""
+    """What makes this drafter available, as the end of the error for a request whose drafter is not available. Empty if
+    that needs no explanation."""
     _own_label: str | None
     """Label of the drafter that runs in the target; None = none does."""
 
@@ -79,8 +80,8 @@ class Drafter(StrEnum):
     """Runs in the target. It proposes the tokens that followed where the sequence's last tokens occurred earlier in the
     sequence."""
     LOOKUP = "lookup"
-    """Runs in the target. It finds the longest earlier occurrence of the sequence's last tokens, in the sequence or in
-    recent outputs, and copies what followed there."""
+    """Runs in the target. It finds the longest earlier occurrence of the sequence's last tokens, in the sequence itself
+    or in recent outputs of other requests, and copies the tokens that followed there."""
     UNIGRAM = "unigram", _NEVER, _TEXT
     """Runs in the target. It proposes the most frequent tokens of a text file that the target was started with."""
     BIGRAM = "bigram", _NEVER, _TEXT
@@ -130,19 +131,21 @@ class Drafter(StrEnum):
 
     @property
     def own(self) -> Drafter | None:
-        """The part of this drafter that runs in the target, such as NGRAM for `ngram+model`; None = there is none."""
+        """The drafter that runs in the target as a part of this drafter, such as NGRAM for `ngram+model`; None = there
+        is none.
+        """
         if self._own_label is None:
             return None
         return Drafter(self._own_label)
 
     @property
     def uses_draft_worker(self) -> bool:
-        """Whether this drafter uses a draft worker if one is connected."""
+        """Whether a request with this drafter uses a draft worker if one is connected."""
         return self.draft_worker is not _NEVER
 
     @property
     def needs_draft_worker(self) -> bool:
-        """Whether this drafter cannot run without a draft worker."""
+        """Whether a request with this drafter cannot run if no draft worker is connected."""
         return self.draft_worker in (_OR, _BESIDE)
 
     @property
@@ -162,7 +165,9 @@ class Drafter(StrEnum):
 
     @property
     def reads_text(self) -> bool:
-        """Whether this drafter counts tokens in a text file, with which the worker must be started."""
+        """Whether this drafter counts tokens in a text file. The worker that runs it must then be started with
+        `drafter_text`.
+        """
         return self in (Drafter.UNIGRAM, Drafter.BIGRAM)
 
     def merged(self) -> Drafter:

@@ -14,12 +14,15 @@ MAX_LEXER_STATES = 50_000
 with very many states took 0.1 to 0.7 kB per state, so 35 MB at most. A string with a `maxLength` has 9 states per
 character, and reaches the limit after 5,500 characters."""
 MAX_ITEMS_IN_ROW = 2000
-"""Maximum number of parser items (ways to continue) at one byte of the output. Each optional property of an object adds
-four. With 2,000 items a mask takes 4 ms; the time grows with the square of their number."""
+"""Maximum number of parser items (ways to continue the grammar) that llguidance may hold at one byte of the output.
+Each optional property of an object adds four. With 2,000 items the mask of a token takes 4 ms, and this time grows with
+the square of their number."""
 
 
 def parser_limits() -> dict[str, Any]:
-    """Return the keyword arguments for llguidance's class LLParserLimits."""
+    """Return the keyword arguments for llguidance's class LLParserLimits, by which it refuses grammars that take too
+    much time or memory.
+    """
     return {
         "max_items_in_row": MAX_ITEMS_IN_ROW,
         "initial_lexer_fuel": 1_000_000,  # 70 ms of compiling, before the first step

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 FORM = "W,N,G, such as 5,4,5: a window of 5 columns, n-grams of 4 tokens, 5 of them verified at once"
-"""Description of the text that the setting `lookahead` takes, for errors and documents."""
+"""Description of the text that the setting `lookahead` takes ("W,N,G"), for errors and documents."""
 _NUMBERS = re.compile(r"([0-9]{1,2}),([0-9]{1,2}),([0-9]{1,2})")
 _MIN_NGRAM = 3
 """Minimum number of tokens of an n-gram. With two, a column would only have the level of the text itself, whose
@@ -23,10 +23,10 @@ class LookaheadShape(NamedTuple):
     window: int
     """W: number of columns of the window. Each column makes one n-gram per step."""
     ngram: int
-    """N: number of tokens of an n-gram."""
+    """N: number of tokens of an n-gram, including its first token, by which the pool finds it."""
     max_ngrams: int
-    """G: maximum number of n-grams that the pool keeps for one first token. A step verifies all n-grams that begin with
-    the last committed token."""
+    """G: maximum number of n-grams with the same first token that the pool keeps. A step verifies all kept n-grams
+    whose first token is the last committed token."""
 
     @classmethod
     def parse(cls, text: str) -> LookaheadShape:

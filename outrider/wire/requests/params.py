@@ -11,12 +11,12 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs, EarlyStopping
 
 MAX_STOP_TOKEN_IDS = 64
-"""Maximum number of stop ids of a request. All of them are sent in the message that opens a slot."""
+"""Maximum number of stop ids of a request, which are all sent to a worker in the message that opens a slot."""
 MAX_BAD_WORDS = 256
 """Maximum number of bad words of a request."""
 MAX_BAD_WORD_IDS = 64
-"""Maximum number of tokens of one bad word. Each row of logits is checked once for every length that occurs among the
-bad words; 64 different lengths take 0.05 ms."""
+"""Maximum number of tokens of one bad word. The output's end is compared with the bad words once for each of their
+lengths, for every row of logits; 64 different lengths take 0.05 ms."""
 MAX_LOGIT_BIAS = 1024
 """Maximum number of token ids with a logit bias in a request."""
 MAX_LOGPROBS = 20
@@ -27,19 +27,20 @@ MAX_DRAFT_TOKENS = 64
 """Largest possible K (`num_draft_tokens`), in tokens."""
 MAX_BEAM_TOKENS = 1 << 15
 """Maximum number of output tokens of all beams of a search together. If a search moves to another target, one message
-holds them all, in up to 1 MiB."""
+holds all of these tokens, in up to 1 MiB."""
 MAX_SEED = 2**64
 """Number of possible seeds: 2 ** 64. The largest seed is one less."""
 ANY_VOCABULARY = 1 << 32
-"""Vocabulary size to pass to checks of token ids while the model's real size is unknown."""
+"""Vocabulary size that is passed to checks of token ids while the size of the target's vocabulary is unknown."""
 MAX_GRAMMAR_BYTES = 768 << 10
 """Maximum bytes (UTF-8) of a grammar, so that it fits into a message of 1 MiB. A grammar that compiles within a second,
 the default limit, has at most about 350 KiB."""
 MAX_SALT_BYTES = 256
-"""Maximum bytes of a `cache_salt`, both of a request (UTF-8) and of a slot."""
+"""Maximum bytes of a `cache_salt`: the text (UTF-8) in a request, and the bytes that a worker gets for a slot. Only
+equal salts share cached prefixes."""
 MAX_CORPUS_ID_BYTES = 32
-"""Maximum bytes of a slot's `corpus_id`, a digest of 256 bits. The drafter `lookup` copies only from outputs of slots
-with the same id."""
+"""Maximum bytes of a slot's `corpus_id`, a digest of 256 bits. For a slot, the drafter `lookup` copies only from
+outputs of slots with the same `corpus_id`."""
 
 
 def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
@@ -59,14 +60,16 @@ def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bounds of a numeric parameter. Used for checks, and for the schema and the documents of the HTTP API."""
+    """Bounds of a numeric parameter of a request. They are used to check values, and in the schema and the documents of
+    the HTTP API.
+    """
 
     low: float
     high: float
     above_low: bool = False
     """Whether a value must be above `low`; False = `low` itself is allowed."""
     remedy: str = ""
-    """Text that follows the bounds in the error."""
+    """Text at the end of the error for a value outside the bounds, such as what to do instead; may be empty."""
 
     def check(self, name: str, value: float, param: str | None = None) -> None:
         """Raise InvalidRequest if `value` is outside the bounds or NaN.
@@ -118,7 +121,8 @@ CHOICES = Range(1, MAX_CHOICES)
 LOGPROBS = Range(0, MAX_LOGPROBS)
 DRAFT_TOKENS = Range(0, MAX_DRAFT_TOKENS)
 LENGTH_PENALTY = Range(-5, 5)
-"""Bounds of the length penalty. Any context length to the power of such a value is a finite float32."""
+"""Bounds of the length penalty of a beam search. Within them, any context length to the power of the penalty is a
+finite float32."""
 NOT_WITH_BEAMS = (
     "temperature",
     "top_k",
@@ -185,7 +189,7 @@ class SamplingParams:
     temperature: float = 1.0
     """Divisor of the logits; 0 = greedy decoding."""
     top_k: int = 0
-    """The next token is drawn from this number of most likely tokens. 0 = from all tokens."""
+    """Number of most likely tokens from which the next token is drawn; 0 = it is drawn from all tokens."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -200,7 +204,7 @@ class SamplingParams:
     """Sequences of token ids that must not appear in the output. Wherever the output ends with all but the last token
     of a sequence, the last token is banned."""
     min_tokens: int = 0
-    """Number of output tokens before which no end-of-sequence id and no stop id is drawn."""
+    """Number of output tokens that must be drawn before an end-of-sequence id or stop id may be."""
     seed: int = 0
     """Key of the counter-based random number generator, 64 bits."""
     choice: int = 0
@@ -275,8 +279,9 @@ class SamplingParams:
 
     @property
     def max_cached(self) -> int:
-        """Maximum number of output tokens whose keys and values are in the KV cache at once. It is `max_tokens`, or in
-        a beam search `max_tokens` per beam, since beams may differ from the first token on.
+        """Maximum number of output tokens whose keys and values this choice needs in the KV cache at once. It is
+        `max_tokens`, or in a beam search `max_tokens` times the number of beams, since all tokens of the beams may
+        differ.
         """
         if self.beams is None:
             return self.max_tokens

@@ -25,14 +25,16 @@ class Scheduling:
     """
 
     caller: bytes = b""
-    """Digest of the caller's identity, at most 32 bytes. Requests with an empty digest count as those of one caller."""
+    """Digest of the identity of the user for whom the request counts, at most 32 bytes. All requests with an empty
+    digest count for one common caller."""
     weight: float = 1.0
-    """Share of the caller when several compete, relative to a caller of weight 1; from 0.001 to 1000."""
+    """Weight of the caller among callers that compete: a caller of weight 2 is served twice as many tokens as one of
+    weight 1. From 0.001 to 1000."""
     priority: int = 0
-    """Order among the caller's requests: a lower number runs first, as in vLLM."""
+    """Order of the request among the requests of the same caller: a lower number runs first, as in vLLM."""
     max_tpot_ms: float | None = None
-    """Upper limit of the time per output token, in milliseconds. To keep it, a step verifies fewer draft tokens of all
-    its slots. None = no limit."""
+    """Upper limit of the time per output token of the request, in milliseconds. A step that includes it verifies fewer
+    draft tokens, of all its slots, to stay below the limit. None = no limit."""
 
     def to_proto(self) -> pb.Scheduling:
         """Convert the parameters to a protobuf message."""
@@ -57,8 +59,9 @@ class VirtualTokens:
 
     This is algorithm 2 of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, with the virtual time
     of weighted fair queueing (Demers, Keshav and Shenker, 1989). A caller cannot save up tokens by being idle: when it
-    begins to wait, its count is raised to the weighted mean of the waiting callers' counts. That mean grows with every
-    token served. So no caller waits for ever, even if other callers come and go.
+    begins to wait, its count is raised to at least the weighted mean of the waiting callers' counts. A caller that
+    keeps waiting keeps its count, while that mean grows with every token served. So sooner or later new callers begin
+    with larger counts than this caller, which is then served first.
     """
 
     def __init__(self) -> None:

@@ -20,11 +20,10 @@ DEFAULT_TOPK = 128
 """Number of tokens whose log-probs are sent per distribution (kind TOPK) if the request gives no `draft_topk`."""
 MIN_GAIN = 1.2
 """Minimum speed-up over plain decoding for which draft tokens are used. It is compared with the speed-up that is
-expected from a step's draft tokens, or that was measured in a trial of a draft.
-
-It is above 1 because the estimate leaves out costs (messages, memory that others read) of 5 to 10 % of a step, measured
-with 8 to 64 slots on two cores. With 1.1, eight slots were 0.91 times as fast as plain decoding. With 1.4, draft tokens
-that pay are refused."""
+expected from a step's draft tokens, or that was measured in a trial of a draft worker. It is above 1 because the
+estimate leaves out costs (messages, memory bandwidth that others use) of 5 to 10 % of a step, measured with 8 to 64
+slots on two cores. With 1.1, eight slots were 0.91 times as fast as plain decoding. With 1.4, draft tokens that would
+make decoding faster are not used."""
 MAX_DRAFTS = 8
 """Maximum number of draft workers of one choice."""
 
@@ -102,15 +101,15 @@ def check_what_is_drafted(
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Parameters by which draft tokens for a slot are made and verified. With the defaults no step verifies draft
-    tokens, as `max_draft_tokens` is 0.
+    """Parameters by which draft tokens for a slot are made and verified. With the default values no step verifies draft
+    tokens, because the default of `max_draft_tokens` is 0.
     """
 
     num_draft_tokens: NumDraftTokens = AUTO
     """K, the number of draft tokens that a step may verify. Always AUTO if `tree` is given."""
     max_draft_tokens: int = 0
-    """Maximum number of draft tokens, of all drafters together, that a step may verify. It limits K where that is AUTO,
-    and the size of merged trees."""
+    """Maximum number of draft tokens, of all drafters together, that a step may verify for the slot. It limits K if K
+    is AUTO, and the size of merged trees."""
     tree: TreeShape | None = None
     """Shape of the draft tree that each step waits for and verifies. None = draft tokens form chains, of at most
     `num_draft_tokens`."""
@@ -121,7 +120,7 @@ class Speculation:
     """Whether draft and target alternate: the draft begins to draft only after the target's verdict. False = the draft
     drafts ahead while the target verifies."""
     draft_index: int = 0
-    """Index of the draft worker that gets these parameters among the draft workers of the choice."""
+    """Index, from 0, of the draft worker that gets these parameters among the draft workers of its choice."""
     explain: bool = False
     """Whether the target's verdicts also explain which draft tokens were verified, and why no more were accepted."""
 
@@ -132,8 +131,8 @@ class Speculation:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether each step waits for a fixed number of draft tokens (K, or a tree). False = it verifies as many as
-        make it faster.
+        """Whether each step waits for a fixed number of draft tokens: K, or the nodes of a tree. False = K is AUTO, and
+        a step verifies as many draft tokens as make it faster.
         """
         return self.num_draft_tokens != AUTO or self.tree is not None
 
@@ -145,7 +144,9 @@ class Speculation:
         return self.tree.depth
 
     def chain_len(self, budget: int) -> int:
-        """Return the length of the longest chain that a step may verify within a budget of draft tokens."""
+        """Return the length of the longest chain that a step may verify. budget: maximum number of draft tokens that
+        the step may verify for this slot.
+        """
         if isinstance(self.num_draft_tokens, int):
             return min(self.num_draft_tokens, budget)
         return budget

@@ -29,7 +29,7 @@ class TreeShape:
     """Maximum number of nodes. The nodes with the largest products of draft probabilities along their paths from the
     root are verified. 0 = the shape is given by `widths`."""
     max_depth: int = 0
-    """Maximum depth of a node, if `num_nodes` is given."""
+    """Maximum depth of a node, where the root's children have depth 1. Used only if `num_nodes` is given."""
 
     @classmethod
     def parse(cls, text: str, name: str = "tree") -> TreeShape:
@@ -72,8 +72,8 @@ class TreeShape:
         return num_nodes
 
     def check(self, name: str = "tree") -> None:
-        """Raise InvalidRequest if the shape is given in both ways, or has more nodes or levels than MAX_DRAFT_TOKENS.
-        name: name of the parameter, for errors.
+        """Raise InvalidRequest if the shape has both `widths` and `num_nodes`, or more than MAX_DRAFT_TOKENS nodes or
+        levels. name: name of the parameter, for errors.
         """
         if self.widths and self.num_nodes:
             raise InvalidRequest(f"{name} has both widths and num_nodes; give one of them", param=name)
@@ -90,10 +90,11 @@ class TreeShape:
             )
 
     def reduced_to(self, depth: int, num_nodes: int) -> TreeShape | None:
-        """Return this shape, reduced to at most `depth` levels and `num_nodes` nodes. None = no node would remain.
+        """Return this shape, reduced to at most `depth` levels and at most `num_nodes` nodes (the root does not count).
+        None = no node would remain.
 
-        First the deepest levels are dropped. Then the widest level loses one child per node at a time, until the tree
-        is small enough.
+        First the deepest levels are dropped. Then the largest number of children in `widths` is reduced by one, again
+        and again, until the tree is small enough.
         """
         # 4x2x1 to a depth of 2 and 8 nodes: 4x2 (12 nodes), 3x2 (9), 2x2 (6)
         if depth < 1 or num_nodes < 1:

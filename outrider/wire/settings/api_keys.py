@@ -54,7 +54,8 @@ class ApiKey(BaseModel):
     max_concurrent: Positive | None = None
     """Maximum number of choices that run or wait at the same time."""
     weight: Annotated[float, Field(ge=WEIGHT.low, le=WEIGHT.high)] = 1.0
-    """Share of the key when several keys compete, relative to a key of weight 1."""
+    """Weight of the key when several keys compete: a key of weight 2 is served twice as many tokens as one of weight 1.
+    """
     control_tokens_in_content: ContentControlTokens = "allow"
     """How texts that look like control tokens are read in this key's chats. text = as plain text, whatever the
     gateway's setting says; allow = as the gateway's setting control_tokens_in_content says."""

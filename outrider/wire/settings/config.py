@@ -36,8 +36,8 @@ Seconds = Annotated[float, Field(gt=0, le=86400)]
 MIB = 1 << 20
 """Number of bytes in a mebibyte."""
 GPU_FRACTION = 0.9
-"""Default fraction of a GPU's memory that all workers on it may take together. The rest is for CUDA contexts and for
-torch's own memory."""
+"""Default fraction of a GPU's memory that all workers on that GPU may take together. The rest is for CUDA contexts and
+for torch's own memory."""
 ContentControlTokens = Literal["allow", "text"]
 """How text that users write is read where it contains the texts of control tokens: allow = as control tokens, text = as
 plain text."""
@@ -127,11 +127,11 @@ class WorkerConfig(_ProcessConfig):
     CPU; 0.9 on a GPU, for KV cache and captured graphs together; 1 if gpu_memory_utilization is given."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """Fraction of a GPU's whole memory that this worker may take for weights, steps and KV cache. If kv_cache_tokens is
-    given, that sets the size of the cache instead. Absent = the free memory decides; but where `outrider up`, the
-    launcher or the chart places several workers on one GPU, each gets a part of 0.9."""
+    given, the cache has that size instead. Absent = the free memory decides; but where `outrider up`, the launcher or
+    the chart places several workers on one GPU, each gets a part of 0.9."""
     prefix_caching: bool = True
     """Whether the KV cache of ended prompts and outputs is kept. A later prompt that begins with the same tokens then
-    takes its keys and values from there."""
+    uses the kept keys and values."""
     context_limit: Positive | None = None
     """Maximum number of tokens of prompt and output together; absent = the model's own limit."""
     attention_path: Literal["auto", "fused", "flash", "paged", "dense"] = "auto"
@@ -141,7 +141,7 @@ class WorkerConfig(_ProcessConfig):
     device or model for which that does not hold is refused."""
     trust_draft_config: bool = False
     """Serve a draft head, with a warning, even if the probe suggests that its configuration is wrong: another wiring
-    than the configured one predicts the target better, or none predicts it."""
+    predicts the target better than the configured one, or no wiring predicts the target."""
     allow_pickle: bool = False
     """Read a head's weights from .bin and .pt files too. Only tensors are unpickled (torch's weights_only)."""
     quantization: Literal["none", "int8"] = "none"
@@ -172,9 +172,9 @@ class DraftConfig(WorkerConfig):
     KV cache, attention_path, quantization, ...) have no effect on them: ngram counts the tokens that followed in the
     sequence, lookup copies what followed there or in recent outputs, unigram and bigram count in drafter_text."""
     drafted_by: Literal["none", "ngram", "lookup"] = "none"
-    """Drafter that proposes tokens to the draft model itself: ngram or lookup. Where it proposes what the model then
-    draws, the model drafts several tokens in one step. This makes drafting faster and does not change the draft tokens.
-    Not for draft heads, nor for models that fill blocks."""
+    """Drafter that proposes tokens to the draft model itself: ngram or lookup. Where the draft model draws the proposed
+    tokens, it drafts several tokens in one step. This makes drafting faster and does not change the draft tokens. Not
+    for draft heads, nor for models that fill blocks."""
     target_model: str | None = None
     """Folder or hub id of the target, for a model that is a draft head (EAGLE-3, Medusa). The tokenizer is read there,
     and so are the embedding and the lm_head if the head's files leave them out. `outrider up` sets it."""
@@ -301,9 +301,10 @@ class GatewayConfig(_ProcessConfig):
     max_queue: Annotated[int, Field(ge=0)] = 256
     """Maximum number of choices that wait in the queue of a model. Requests beyond it are refused with 429."""
     max_queue_wait_s: Seconds = 0.5
-    """Expected seconds in the queue from which the gateway counts as overloaded. Until no request has found all places
-    taken for a second, it then refuses with 429 what cannot start at once, so that admitted requests keep their speed.
-    A burst at an idle model may still wait, up to max_queue. For batch work, set it as high as request_timeout_s."""
+    """Expected seconds in the queue above which the gateway counts as overloaded. While it does, a choice that cannot
+    start at once is refused with 429, so that admitted requests keep their speed. The overload ends once no request has
+    found all places taken for a second. A burst at an idle model may still wait, up to max_queue. For batch work, set
+    it as high as request_timeout_s."""
     request_timeout_s: Seconds = 600.0
     """Maximum seconds from a request's arrival to its end, including its time in the queue."""
     control_tokens_in_content: ContentControlTokens = "allow"
@@ -312,8 +313,8 @@ class GatewayConfig(_ProcessConfig):
     for itself."""
     generation_config: Literal["auto", "none", "vllm"] = "auto"
     """Values of sampling parameters that an HTTP request does not give. auto = those of the checkpoint's
-    generation_config.json; none (or vllm, as vLLM calls it) = temperature 1, without cuts and penalties. At temperature
-    0 decoding is greedy in both cases."""
+    generation_config.json; none (or vllm, as vLLM calls it) = temperature 1, without top_k, top_p, min_p and penalties.
+    At temperature 0 decoding is greedy in both cases."""
     max_tokens_beyond_context: Literal["clamp", "refuse"] = "clamp"
     """What happens if prompt and max_tokens together exceed the context. clamp = max_tokens is reduced to what is left;
     refuse = the request is refused with 400."""
@@ -339,8 +340,8 @@ class GatewayConfig(_ProcessConfig):
     request then fails in the queue, the error is an event of the stream and not an HTTP status. off = a stream begins
     once a target has opened the request's slot."""
     max_body_bytes: Positive = 4 * MIB
-    """Maximum bytes of an HTTP body, and of a gRPC message of a user. At most sixteen of this size are in memory at
-    once, four of them of one API key, and as many gRPC messages that are still being received."""
+    """Maximum bytes of an HTTP body, and of a gRPC message of a user. At most sixteen bodies or messages of this size
+    are in memory at once, four of them of one API key; sixteen more gRPC messages may still be arriving."""
     chat_template: str | None = None
     """File with a Jinja chat template; absent = the tokenizer's own."""
     tool_call_parser: str = "auto"
@@ -514,7 +515,7 @@ def location_of(detail: Mapping[str, Any]) -> str:
 
 
 def reason(detail: Mapping[str, Any]) -> str:
-    """Return the reason that an error of pydantic gives, without pydantic's prefix such as "Value error, ".
+    """Return the reason for which pydantic refuses a value, without pydantic's prefix such as "Value error, ".
 
     detail: an item of pydantic's `ValidationError.errors()`.
     """

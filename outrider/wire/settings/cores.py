@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Role = Literal["target", "draft"]
 MAX_CORES = 4096
-"""Maximum number of cores of a machine: core numbers are below it."""
+"""Maximum number of cores of a machine. Core numbers, which begin with 0, are smaller than this."""
 _CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 """Matches a core number or a range of core numbers, such as 3 or 0-7."""
 
@@ -70,10 +70,10 @@ def share_cores(
 ) -> dict[str, frozenset[int] | None]:
     """Divide the cores of a machine among workers. Return the cores of each worker, by its name.
 
-    A worker whose settings have `cpu_cores` gets those. Another worker that runs on the CPU gets a share of the
-    remaining cores. A worker that runs on a GPU gets None, which means that it is not pinned. workers: (role, settings)
-    by worker name. on_cpu: names of the workers that run on the CPU. offered: the cores of the machine. Raises
-    ConfigError if `cpu_cores` has a core that is not offered.
+    A worker whose settings have `cpu_cores` gets the cores of that setting. Any other worker that runs on the CPU gets
+    a share of the remaining cores. Any other worker that runs on a GPU gets None, which means that it is not pinned.
+    workers: (role, settings) by worker name. on_cpu: names of the workers that run on the CPU. offered: the cores of
+    the machine. Raises ConfigError if `cpu_cores` names a core that is not in `offered`.
     """
     # 4 cores, a target and a draft: {"draft": {0}, "target": {1, 2, 3}}
     given = given_cores({name: worker for name, (_, worker) in workers.items()})
@@ -103,8 +103,9 @@ def _select_cores(cores: Sequence[int], begin: int, num_cores: int) -> frozenset
 def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, float]:
     """Return (number of cores for each target, number of cores for each draft).
 
-    All drafts together get a quarter of the cores, but at least one each; targets get the others. If there are fewer
-    cores than workers, all get the same fraction of a core, which means that they share cores.
+    All drafts together get a quarter of the cores, and each draft at least one core; the targets share the others. If
+    there are fewer cores than workers, each worker gets the same fraction of a core, and several workers are pinned to
+    one core.
     """
     num_workers = num_targets + num_drafts
     if num_workers > num_cores:

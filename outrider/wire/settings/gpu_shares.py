@@ -21,18 +21,18 @@ OVERHEAD_BYTES = 2 << 30
 """Bytes of GPU memory that a worker needs in addition to weights and KV cache. Sampling and acceptance in a full step
 of 64 slots with a vocabulary of 128,256 take 1.8 GiB of it (`loading.memory.decision_bytes`)."""
 UNPACKED_BYTES = 2
-"""Bytes per weight of a GGUF file once it is unpacked on a GPU, as bfloat16."""
+"""Bytes that each weight of a GGUF file takes on a GPU once it is unpacked to bfloat16."""
 MAX_INDEX_BYTES = 24 << 20
 """Maximum bytes of a weights index (model.safetensors.index.json) that is read. DeepSeek V3's has 9 MiB."""
 
 
 def gpu_shares(pools: Iterable[Pool]) -> dict[str, float]:
-    """Return the fraction of one GPU that each worker of a pool gets, by pool name, if all workers of these pools run
-    on that GPU. A pool counts with its maximum number of workers. Fractions are rounded down and sum to at most 1 over
-    all workers.
+    """Return the fraction of one GPU that each worker of a pool gets, by pool name, if all workers of the given pools
+    run on that GPU. A pool counts with its maximum number of workers. Fractions are rounded down, and the sum over all
+    workers is at most 1.
 
-    A fraction is proportional to the worker's weights plus OVERHEAD_BYTES. If the size of a model cannot be found on
-    this machine, all drafts together get a quarter instead, as they do of a machine's cores.
+    The fraction of a worker is proportional to the bytes of its weights plus OVERHEAD_BYTES. If the size of a model
+    cannot be found on this machine, all drafts together get a quarter and the targets the rest.
     """
     # Weights of 14 and 2 GiB: 16 and 4 GiB with overhead, so 0.8 and 0.2.
     sharing = list(pools)
@@ -49,8 +49,8 @@ def share_of(amount: float, total: float) -> float:
 
 
 def needed_bytes(num_weight_bytes: float) -> float:
-    """Return the bytes of GPU memory that a worker needs besides its KV cache: its weights and OVERHEAD_BYTES. A GPU is
-    divided among workers in proportion to it.
+    """Return the bytes of GPU memory that a worker needs besides its KV cache: those of its weights, plus
+    OVERHEAD_BYTES. Workers on one GPU get shares of it in proportion to this number.
     """
     return num_weight_bytes + OVERHEAD_BYTES
 

@@ -26,10 +26,10 @@ from outrider.wire.settings.cores import Role
 from outrider.wire.settings.variables import suggest
 
 Values = dict[str, Any]
-"""Settings by name, as they stand in a file: values are not checked yet."""
+"""Settings by name, as the user's file gives them. Their values are not checked yet."""
 _Part = TypeVar("_Part", bound=WorkerConfig | GatewayConfig)
 MAX_COUNT = 1000
-"""Maximum number of workers of a pool."""
+"""Largest value of `count`, `min` and `max` of a pool, which are numbers of workers."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 """Matches the name of a pool."""
 _LABEL = re.compile(r"[A-Za-z0-9]([\w./-]*[A-Za-z0-9])?")
@@ -98,12 +98,16 @@ class Pool(BaseModel):
 
     @property
     def setting(self) -> str:
-        """Name of the pool in the user's settings, for errors: `target`, `draft`, `targets.NAME` or `drafts.NAME`."""
+        """Name under which the pool stands in the user's settings, for errors: `target`, `draft`, `targets.NAME` or
+        `drafts.NAME`.
+        """
         return setting_of(self.role, self.name)
 
     @property
     def has_model(self) -> bool:
-        """Whether the pool's workers run a model. False = drafts from tables, which need little of their machine."""
+        """Whether the pool's workers run a model. False = they are drafts that propose tokens from tables, and need
+        little of their machine's cores and memory.
+        """
         return not isinstance(self.worker, DraftConfig) or self.worker.has_model
 
     @property
@@ -115,11 +119,13 @@ class Pool(BaseModel):
 
     @property
     def is_sized_by_load(self) -> bool:
-        """Whether the number of the pool's workers changes with the load."""
+        """Whether the pool grows and shrinks with the load, because its `min` and `max` differ."""
         return self.min < self.max
 
     def member(self, index: int) -> str:
-        """Return the name of the worker with an index. It is unique in the system, and a restarted worker keeps it."""
+        """Return the name of the worker of this pool with an index, counted from 0. The name is unique in the system,
+        and a restarted worker keeps it.
+        """
         if self.name == self.role:
             return f"{self.name}-{index}"
         return f"{self.role}-{self.name}-{index}"

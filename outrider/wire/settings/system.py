@@ -28,7 +28,8 @@ _KNOWN = frozenset({*_ROLES, "targets", "drafts", "gateways", "gateway", "ray", 
 _FROM_ADDRESSES = frozenset({"target", "draft", "target_for_draft", "registry"})
 """Names of the gateway's settings that are set from the workers' addresses, so that users must not give them."""
 FROM_POOLS = _FROM_ADDRESSES | {"model_name"}
-"""Names of those gateway settings that follow from the pools. Environment variables for them are ignored."""
+"""Names of those gateway settings that the launcher derives from the pools of workers. Environment variables for these
+settings are ignored."""
 START_TIMEOUT_S = 900.0
 """Maximum seconds for workers to load their models and start."""
 NODE_TIMEOUT_S = 300.0
@@ -159,8 +160,9 @@ class SystemConfig:
         return [pool for pool in self.pools if pool.role == "draft"]
 
     def pools_ending_with_launcher(self) -> list[Pool]:
-        """Return those pools whose workers end with their launcher even though the system has a name. They are the
-        targets with tensor_parallel. Empty if the system has no name.
+        """Return those pools whose workers end together with their launcher even though the system has a name, by which
+        workers normally outlive it. They are the targets with tensor_parallel. The list is empty if the system has no
+        name.
         """
         if self.ray is None or self.ray.name is None:
             return []
@@ -378,8 +380,8 @@ def merge_settings(
 
 
 def serve_metrics(values: Values) -> None:
-    """Let every worker of a system serve its metrics on a free port: set `metrics_port` in the workers' settings, in
-    place. Workers keep a metrics_port (or null) that their settings or the environment already give.
+    """Set `metrics_port` in the settings of every worker to 0, in place, so that each worker serves its metrics on a
+    free port. Workers whose settings or environment already give a metrics_port (or null) keep it.
     """
     for role, pool in _workers(values):
         if not _in_environment(role, "metrics_port"):

@@ -32,8 +32,8 @@ OTHER_VARIABLES = frozenset(f"OUTRIDER_{name}" for name in _OTHER_NAMES.split())
 
 
 def check_names(cls: type[BaseSettings], parts: Sequence[type[BaseSettings]]) -> None:
-    """Raise ConfigError for an environment variable that looks like a misspelt setting. That is one with the prefix of
-    `cls` that is not a setting of `cls`, or another OUTRIDER_ variable whose name is similar to a known one.
+    """Raise ConfigError for an environment variable that looks like a misspelt setting. Such a variable has the prefix
+    of `cls` but is not a setting of `cls`, or it is another OUTRIDER_ variable whose name is similar to a known name.
 
     cls: class of this process's settings. parts: the settings classes of all processes.
     """

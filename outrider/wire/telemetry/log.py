@@ -31,7 +31,7 @@ LogFormat = Literal["text", "json"]
 Fields = Mapping[str, str | int | float | None]
 
 GATEWAY = "gateway"
-"""Name of the gateway's process in logs. Only the gateway sees users' text; workers see token ids."""
+"""Name of the gateway's process in logs. Only this process sees users' text, while workers see token ids."""
 PIPE_BYTES = 1 << 20
 """Size in bytes of the pipe from which stderr is read: the maximum for a process without privileges on Linux."""
 LINE_START = '{"time": "'
@@ -58,8 +58,8 @@ def log_extra(**fields: str | int | float | None) -> dict[str, Fields]:
 
 @contextmanager
 def log_fields(**fields: str | int | float | None) -> Iterator[None]:
-    """Context manager: add fields to every line that is logged in the block, and by tasks that the block starts. Only
-    JSON lines show them.
+    """Context manager: add fields to every line that is logged in the block, and to every line of the tasks that the
+    block starts. JSON lines show the fields; text lines do not.
     """
     token = _fields.set({**_fields.get(), **fields})
     try:
@@ -96,8 +96,8 @@ def configure_logging(level: str, process: str, log_format: LogFormat = "text") 
 
 
 def adopt_loggers() -> None:
-    """Send the log lines of libraries that installed their own handlers to our handler instead. Call it after importing
-    those libraries. Does nothing if the log's format is text.
+    """Remove the log handlers that libraries have installed, so that their lines go to our handler. Call it after
+    importing those libraries. Does nothing if the log's format is text.
     """
     if not _is_json():
         return
@@ -108,7 +108,7 @@ def adopt_loggers() -> None:
 
 
 def log_end(process: str, message: str) -> None:
-    """Log why a process ends, as its last line. In the text format the line has no time and no level."""
+    """Log why this process ends, as the last line of its log. In the text format that line has no time and no level."""
     if _is_json():
         get_logger(process).critical("%s", message)
     elif _writer is None:
@@ -127,8 +127,8 @@ def num_dropped_lines() -> int:
 
 
 def describe(error: BaseException, *, in_worker: bool = False) -> str:
-    """Return a text with the type and traceback of an exception, after those of its causes. The exception's message is
-    included only if exceptions of its class never quote what a user sent.
+    """Return a text with the type and traceback of an exception; before it come the same of the exceptions that caused
+    it. The message of an exception is included only if exceptions of its class never quote what a user sent.
 
     in_worker: whether this process is a worker. Workers see no text of users, so the messages of RuntimeErrors are then
     included too.
@@ -230,7 +230,8 @@ def _get_writer() -> LogWriter:
 
 
 def stderr_writer(format_dropped: Callable[[int], str]) -> LogWriter:
-    """Return a writer for the file that stderr currently leads to. It also keeps C libraries from blocking on stderr.
+    """Return a writer for the file that stderr currently leads to. While that file accepts no data, the writer leads
+    stderr to /dev/null, so that C libraries that write to stderr do not block.
 
     format_dropped: returns the log line that reports a given number of dropped lines.
     """

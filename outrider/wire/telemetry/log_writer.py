@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 MAX_WAITING_LINES = 4096
-"""Maximum number of lines in the queue. So many lines about requests take some 600 KB."""
+"""Maximum number of log lines in the queue of a LogWriter. This many lines about requests take some 600 KB."""
 FLUSH_S = 1.0
-"""Maximum seconds that a process waits at its end until its last lines are written."""
+"""Maximum seconds that a process waits at its end until the last lines of its log are written."""
 
 
 class LogWriter:
@@ -55,7 +55,7 @@ class LogWriter:
 
     @property
     def num_dropped(self) -> int:
-        """Number of lines dropped so far."""
+        """Number of lines dropped since the writer was made."""
         return self._num_refused + self._num_failed
 
     def put(self, text: str, *, is_last_word: bool = False) -> None:
@@ -71,8 +71,8 @@ class LogWriter:
                 self._num_refused += 1
 
     def flush(self) -> None:
-        """Wait at most FLUSH_S seconds until all queued lines are written. Once a wait has been too short, later calls
-        return at once.
+        """Wait at most FLUSH_S seconds until all queued lines are written. If a call has waited in vain, all later
+        calls return at once.
         """
         if self._has_timed_out:
             return

@@ -41,8 +41,8 @@ class AcceptanceWindow:
         self._seconds[-1][2] += num_accepted
 
     def rate(self) -> float:
-        """Return the accepted draft tokens divided by the verified ones, over the last 60 s. It is NaN if none was
-        verified.
+        """Return the number of accepted draft tokens divided by the number of verified ones, both over the last 60 s.
+        It is NaN if no draft token was verified in that time.
         """
         self._forget(int(self._clock()))
         num_drafted = 0
@@ -60,7 +60,7 @@ class AcceptanceWindow:
 
 
 class AcceptanceRates(Collector):
-    """Collector of the series `spec_acceptance_rate`, with one window per pair of models."""
+    """Prometheus collector of the gauge `spec_acceptance_rate`. It has one AcceptanceWindow per pair of models."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], AcceptanceWindow] = {}
@@ -88,9 +88,10 @@ class AcceptanceRates(Collector):
 
 class DroppedLogLines(Collector):
     """Prometheus collector of the counter `outrider_log_lines_dropped_total`: lines of this process's log that were
-    lost.
+    dropped instead of written.
 
-    increase(outrider_log_lines_dropped_total[5m]) > 0 means that the log's reader is too slow or its disk is full.
+    increase(outrider_log_lines_dropped_total[5m]) > 0 means that the process that reads the log is too slow, or that
+    the disk is full.
     """
 
     def collect(self) -> Iterable[Metric]:
@@ -114,7 +115,9 @@ them, would have taken longer than they save, or the draft pauses for that reaso
 broke a rule of the protocol."""
 
 FEATURE_FATES = ("sent", "dropped", "received")
-"""Values of the label `fate`: what happened to hidden states that a target makes for heads."""
+"""Values of the label `fate` of hidden states that a target makes for the heads of draft workers: sent = sent by the
+target, dropped = dropped by the target because the draft worker reads too slowly, received = received by a draft
+worker."""
 
 SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
 """Upper bounds, in seconds, of the buckets of every histogram of times. The last, 1049 s, is above the default of
@@ -122,8 +125,8 @@ SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
 
 
 class GatewayMetrics:
-    """Prometheus series of the gateway. `pair` returns the series on the rounds of a pair of models, `answers` those on
-    the choices of a model.
+    """Prometheus series of the gateway. The method `pair` returns the series on the rounds of a pair of models, the
+    method `answers` those on the choices of a served model.
     """
 
     def __init__(self) -> None:
@@ -285,7 +288,7 @@ class GatewayMetrics:
         return self._pairs[key]
 
     def has_counts(self, target: str, draft: str) -> bool:
-        """Return whether any token was counted for this pair of models."""
+        """Return whether any output token or draft token was counted for the pair of models with these names."""
         pair = {"target": target, "draft": draft}
         for series in (self.emitted_tokens, self.draft_tokens, self.wasted_tokens):
             for labels, count in _samples(series):
@@ -294,8 +297,8 @@ class GatewayMetrics:
         return False
 
     def forget_pair(self, target: str, draft: str) -> None:
-        """Remove the series of a pair of models that is no longer served. `counts` continues to include what
-        was counted.
+        """Remove the series of a pair of models that is no longer served. The method `counts` still yields the counts
+        of these series.
         """
         pair = {"target": target, "draft": draft}
         counters = (
@@ -319,8 +322,8 @@ class GatewayMetrics:
         self._pairs.pop((target, draft), None)
 
     def counts(self, series: Counter) -> Iterator[tuple[dict[str, str], float]]:
-        """Yield (labels, count) of a counter for each combination of its labels. Counts of removed pairs are included
-        with an empty draft name, so that the sum of all counts never decreases.
+        """Yield (labels, count) of a counter for each combination of its labels. The counts of pairs that `forget_pair`
+        removed are included, with an empty draft name, so that the sum of all counts never decreases.
         """
         yield from _samples(series)
         for (counted, labels), count in self._removed.items():
@@ -334,7 +337,9 @@ def _samples(series: Counter) -> list[tuple[dict[str, str], float]]:
 
 
 class PairMetrics:
-    """Those series of GatewayMetrics that have the labels target and draft, bound to one pair of models."""
+    """Those series of GatewayMetrics that have the labels target and draft, for one value of these labels: one pair of
+    models.
+    """
 
     def __init__(self, metrics: GatewayMetrics, target: str, draft: str) -> None:
         pair = {"target": target, "draft": draft}
@@ -357,7 +362,7 @@ class PairMetrics:
 
 
 class ChoiceMetrics:
-    """Those series of GatewayMetrics that have the label model, bound to one served model."""
+    """Those series of GatewayMetrics that have the label model, for one value of this label: one served model."""
 
     def __init__(self, metrics: GatewayMetrics, model: str) -> None:
         self.prompt_tokens: Counter = metrics.prompt_tokens.labels(model)
@@ -428,10 +433,10 @@ class WorkerMetrics:
         parked = Counter("spec_parked_tokens", "Delivered draft tokens, by what became of them.", ["fate"], registry=r)
         self.parked_tokens: _Bound[Counter] = _Bound(parked, {})
         """Counter of the draft tokens that were delivered to a target, by fate. sum by (fate)
-        (rate(spec_parked_tokens_total[5m])) is their number per second.
-
-        verified = a step verified them. late = they equal the output, but came after their step. pruned = other tokens
-        were committed. refused = they broke a rule of the protocol. expired = their lease had ended."""
+        (rate(spec_parked_tokens_total[5m])) is their number per second. verified = a step verified them. late = they
+        equal the output, but came after the step that decided their positions. pruned = other tokens were committed at
+        their positions, or the draft buffer had no parent or no room for them. refused = they broke a rule of the
+        protocol. expired = the lease that they were for had ended."""
         self.dropped_tokens = counter("dropped_draft_tokens", "Draft tokens that did not leave.")
         """Counter of the draft tokens that a draft worker dropped because a target reads too slowly.
         rate(outrider_worker_dropped_draft_tokens_total[5m]) is their number per second."""

@@ -19,7 +19,8 @@ from outrider.wire.telemetry.trace import (
 )
 
 PROVIDER = "outrider"
-"""Value of the attribute `gen_ai.provider.name`."""
+"""Value of the attribute `gen_ai.provider.name`, by which OpenTelemetry's conventions name the software that serves the
+model."""
 # Bounds of the conventions' buckets, in seconds.
 _REQUEST_S = tuple(0.01 * 2**power for power in range(14))
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -27,7 +28,9 @@ _TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 
 
 
 class ServerMetrics:
-    """Histograms of request times. A thread of OpenTelemetry's SDK sends them every OTEL_METRIC_EXPORT_INTERVAL ms."""
+    """Histograms of the times of requests and choices. A thread of OpenTelemetry's SDK sends them to a collector every
+    OTEL_METRIC_EXPORT_INTERVAL ms.
+    """
 
     def __init__(self, endpoint: str, service: str) -> None:
         """Start the sending thread. endpoint: URL of the OTLP endpoint (gRPC). service: name of this process,

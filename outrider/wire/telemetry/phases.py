@@ -18,8 +18,8 @@ _member = ""
 
 
 def name_member(name: str) -> None:
-    """Put the worker's name before every phase that this process logs from now on. It tells workers apart whose log
-    lines come in one stream.
+    """Put the name of this worker before every phase (a part of its start, such as reading weights) that it logs from
+    now on. The name tells workers apart whose log lines come in one stream.
     """
     global _member
     _member = f"[{name}] "
@@ -31,10 +31,10 @@ def log_phase(text: str) -> None:
 
 
 def phase_in(part: str, line: str) -> tuple[str, str] | None:
-    """Return (worker name, phase) if a log line, in text or JSON, reports that a phase begins. None = it reports
-    anything else.
+    """Return (worker name, phase) if a log line, in text or JSON, reports that a phase of a worker's start begins. None
+    = the line reports anything else.
 
-    part: name of the process that wrote the log, which is returned as the worker if the line names none.
+    part: name of the process that wrote the log, which is returned as the worker's name if the line names no worker.
     """
     text = _phase_text(line)
     if text is None:

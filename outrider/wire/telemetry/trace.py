@@ -27,7 +27,7 @@ MAX_QUEUED = 2048
 CLOSE_S = 1.0
 """Maximum seconds that a process waits at its end until its last spans are sent."""
 COMPLAIN_S = 60.0
-"""Minimum seconds between two log lines about a collector that does not reply."""
+"""Minimum seconds between two log lines about a trace or metrics collector that does not reply."""
 Attributes = Mapping[str, str | int]
 
 _HEADER = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -48,7 +48,7 @@ class TraceParent:
     trace_id: int
     span_id: int
     sampled: bool
-    """Whether the trace is sampled. If not, its spans are not sent."""
+    """Whether the trace is sampled. The spans of a trace that is not sampled are not sent."""
 
     def __str__(self) -> str:
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
@@ -166,7 +166,7 @@ class Spans:
         return span.place
 
     def close(self) -> None:
-        """Send the remaining spans, waiting at most CLOSE_S seconds. Idempotent."""
+        """Send the spans that are not sent yet, waiting at most CLOSE_S seconds. Idempotent."""
         shut_down(self._provider, self._exporter)
 
     def _is_full(self) -> bool:
@@ -237,7 +237,9 @@ def not_installed(endpoint: str) -> ConfigError:
 
 
 def shut_down(provider: Any, exporter: Any) -> None:
-    """Send what is queued at an OpenTelemetry provider, waiting at most CLOSE_S seconds, and end the provider."""
+    """Send what is queued at an OpenTelemetry provider (of traces or metrics), waiting at most CLOSE_S seconds, and end
+    the provider.
+    """
     timer = threading.Timer(0.8 * CLOSE_S, exporter.shutdown)  # ends a call that is in progress
     timer.daemon = True
     timer.start()

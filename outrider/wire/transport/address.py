@@ -43,8 +43,8 @@ def bind_all(host: str, port: int, option: str) -> list[socket.socket]:
     """Return one socket per address of `host`, all bound to the same port. port: 0 = take a free port. option: name of
     the port's command-line option, for the error.
 
-    An address that this machine does not have is left out if `host` has others; on some machines that is localhost's
-    IPv6 address. Raises ConfigError if a socket cannot be bound.
+    If `host` has several addresses, those that this machine does not have are left out; on some machines that is
+    localhost's IPv6 address. Raises ConfigError if a socket cannot be bound.
     """
 
     listeners = list[socket.socket]()

@@ -27,23 +27,24 @@ of them. Further calls wait."""
 MAX_WAITING = 256
 """Maximum number of open unary calls of one caller whose message has not arrived yet. Further calls are refused."""
 MESSAGE_TIMEOUT_S = 10.0
-"""Maximum seconds from the start of a unary call until its message has arrived, including the time for which the call
-waits. Users' requests have another limit: see `gateway.api.grpc_api`."""
+"""Maximum seconds from the start of a unary call until its request message has arrived, including the time for which
+MAX_MESSAGES makes the call wait. Users' requests have another limit: see `gateway.api.grpc_api`."""
 MAX_DELIVERY_STREAMS = 256
-"""Maximum number of open streams that bring draft tokens to a target. A single host may have a quarter of them. Each
-draft worker opens one. Each may hold one message of the maximum size in the target's memory."""
+"""Maximum number of open streams that bring draft tokens to a target; further ones are refused. A single host may have
+a quarter of them. Each draft worker opens one, and each may hold one message of the maximum size in the target's
+memory."""
 MAX_WATCHING_CALLS = 16
 """Maximum number of open calls that watch a server's health or list its services. A single caller may have a quarter of
 them."""
 RETRY_S = 1.0
-"""Seconds after which a refused call should be tried again. It is sent as `retry-after`."""
+"""Seconds after which a client should try a refused call again. The error has this number as `retry-after`."""
 
 _END: Any = getattr(grpc.aio, "EOF")  # noqa: B009  # the stubs lack it
 
 
 class CallLimits:
-    """Limits on the number of open calls of one kind: at most `total`, and at most `share` of one caller. Further calls
-    are refused.
+    """Limits on the number of open calls of one kind: at most `total` of all callers, and at most `share` of one
+    caller. Calls beyond either limit are refused.
 
     kind: the kind of calls, for the error's text, such as "streams bring proposals". It has no lock, so use it on one
     event loop only.
@@ -77,10 +78,10 @@ class CallLimits:
 
 
 class CallQueue:
-    """Limits on the number of running calls: at most `total`, and at most `share` of one caller. Further calls wait;
-    the calls of one caller run in the order in which they arrived.
+    """Limits on the number of running calls: at most `total` of all callers, and at most `share` of one caller. Calls
+    beyond either limit wait; the calls of one caller run in the order in which they arrived.
 
-    waiting: the limits on calls that run or wait.
+    waiting: limits on the number of calls that run or wait. Calls beyond these are refused.
     """
 
     def __init__(self, total: int, share: int, waiting: CallLimits) -> None:

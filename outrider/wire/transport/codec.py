@@ -28,7 +28,7 @@ class BadTensor(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DenseDistributions:
-    """Next-token distributions over the whole vocabulary."""
+    """Next-token distributions, each with the log-probs of all tokens of the vocabulary."""
 
     num_rows: int
     """Number of distributions."""
@@ -38,7 +38,9 @@ class DenseDistributions:
 
 @dataclass(frozen=True, slots=True)
 class SparseDistributions:
-    """Next-token distributions over a few tokens each. The tokens of all distributions are concatenated."""
+    """Next-token distributions, each with the log-probs of only a few tokens. The tokens of all distributions are
+    concatenated in `ids` and `log_probs`.
+    """
 
     support_sizes: tuple[int, ...]
     """Number of tokens of each distribution."""
@@ -67,7 +69,9 @@ def int32_tensor(data: bytes, shape: Sequence[int]) -> pb.Tensor:
 
 
 def distributions_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions:
-    """Convert distributions over a vocabulary of `vocab_size` tokens to a protobuf message."""
+    """Convert next-token distributions (`rows`), dense or sparse, over a vocabulary of `vocab_size` tokens to a
+    protobuf message.
+    """
     if isinstance(rows, DenseDistributions):
         dense = float32_tensor(rows.data, (rows.num_rows, vocab_size))
         return pb.TokenDistributions(vocab_size=vocab_size, dense=dense)
@@ -81,8 +85,8 @@ def distributions_to_proto(rows: Rows, vocab_size: int) -> pb.TokenDistributions
 
 
 def distributions_from_proto(message: pb.TokenDistributions, num_rows: int, vocab_size: int) -> Rows:
-    """Convert a protobuf message to `num_rows` distributions over `vocab_size` tokens. Raises BadTensor for wrong
-    shapes and sizes. Ids and log-probs themselves are checked later, when they become torch tensors.
+    """Convert a protobuf message to `num_rows` next-token distributions over `vocab_size` tokens. Raises BadTensor for
+    wrong shapes and sizes. The values of ids and log-probs are checked later, when they become torch tensors.
     """
     if message.vocab_size != vocab_size:
         raise BadTensor(f"vocab_size is {message.vocab_size}, the target's is {vocab_size}")

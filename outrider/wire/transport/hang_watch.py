@@ -9,9 +9,10 @@ the limit is on the time of one step, as a multiple of the longest recent step.
 from __future__ import annotations
 
 MIN_SILENCE_S = 4.0
-"""Seconds that any step may take, even if the recent steps were much shorter."""
+"""Seconds that any step of a worker's engine may take, even if its recent steps were much shorter."""
 STEPS = 8
-"""An engine counts as hung once a step takes this many times as long as the longest recent step."""
+"""Factor on the seconds of an engine's longest recent step: an engine whose step takes longer than the product counts
+as hung."""
 
 MAX_STEP_S = 300.0
 """Maximum seconds of a step, however long the recent steps were. It is also the limit of an engine's first step."""
@@ -66,8 +67,8 @@ class HangWatch:
             self._last_step_s = now
 
     def idle(self, now: float) -> None:
-        """Record that the worker has no work at time `now`. The time in which it makes no step begins to
-        count from now.
+        """Record that the worker has no work at time `now`. A worker without work makes no steps, so its time without a
+        step is counted from `now` on.
         """
         self._last_step_s = now
 

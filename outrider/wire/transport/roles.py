@@ -66,7 +66,8 @@ _FOR_ANY_CERTIFICATE = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 def check_may_call(method: str, uris: Iterable[str]) -> None:
     """Raise Forbidden unless the caller's role may call a method.
 
-    method: path of the method, "/package.Service/Method". uris: the URIs in the caller's certificate.
+    method: path of the method, "/package.Service/Method". uris: the URIs in the caller's certificate, one of which
+    names its role.
     """
     if method.startswith(_FOR_ANY_CERTIFICATE):
         return
@@ -85,7 +86,9 @@ def _sorted_names(roles: Iterable[Role]) -> list[str]:
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Interceptor that checks the role in the caller's certificate before each call, for servers that require one."""
+    """Interceptor of a server whose callers must show a certificate. Before each call it checks that the role in the
+    caller's certificate may make the call.
+    """
 
     async def intercept_service(
         self,

@@ -48,9 +48,11 @@ CONTROL_BYTES = 1 << 20
 """Maximum bytes of a message on a Control stream without its token ids (sampling parameters and small items), and of a
 WorkerInfo message. A message of this size occupies a worker's event loop for some 30 ms."""
 MAX_CONNECTIONS = 4096
-"""Maximum number of connections to one server; further ones are refused. The handshakes of so many take some 200 MB."""
+"""Maximum number of connections to one server; further ones are refused. The handshakes of this many connections take
+some 200 MB."""
 SPARE_FILES = 256
-"""Number of file descriptors that are kept free of users' connections. An idle gateway with one target has 21 open."""
+"""Number of file descriptors that users' connections may not take, so that the process can still open files. An idle
+gateway with one target has 21 open."""
 MAX_CALLS_OF_CONNECTION = 1024
 """Maximum number of open calls on one connection. Clients wait before they open another."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
@@ -58,8 +60,8 @@ HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
 MAX_METADATA_BYTES = 16 * 1024
 """Maximum bytes of a call's metadata. A call with more is refused with RESOURCE_EXHAUSTED."""
 MAX_ERROR_BYTES = 1300
-"""Maximum bytes of an error's message. It is sent as metadata, in which a byte takes up to three bytes, and of which
-clients accept 8 KiB."""
+"""Maximum bytes of an error's message. The message is sent as gRPC metadata, where each of its bytes takes up to three
+bytes, and clients accept 8 KiB of metadata."""
 MAX_MESSAGE_BYTES = 64 << 20
 """Maximum bytes of a message between our processes. A proposal may be sent with one distribution per message, so that
 a vocabulary of 16 million tokens fits."""
@@ -89,11 +91,11 @@ class _Requests:
 
 
 def guarded_stream(handler: Any, parse: Parse, abort: Abort) -> Any:
-    """Return a gRPC method handler that works like `handler`, but turns OutriderErrors into the matching gRPC status.
-    The method must receive a stream of messages.
+    """Return a gRPC method handler that works like `handler`, but ends the call with the matching gRPC status if an
+    OutriderError is raised. The method must receive a stream of messages.
 
-    parse: parses the bytes of one message, and raises InvalidRequest if they are wrong. abort: ends a call with an
-    error.
+    parse: parses the bytes of one message, and raises InvalidRequest if they are not a valid message. abort: ends a
+    call with an error.
     """
     if handler.request_deserializer is None:
         return handler
@@ -247,8 +249,9 @@ def _is_loopback(address: str) -> bool:
 
 
 def tune_malloc() -> None:
-    """Configure glibc's allocator to keep freed large buffers in this process. By default it returns 2.5 MB to the
-    kernel after every message and gets them again for the next, which is 3 times as slow.
+    """Configure glibc's allocator to keep freed large buffers in this process. By default it returns the 2.5 MB of a
+    message to the kernel after every message and gets them again for the next, and a message then takes 3 times as
+    long.
     """
     if sys.platform != "linux":
         return

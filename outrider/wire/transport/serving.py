@@ -31,8 +31,8 @@ MAX_CONCURRENT_CALLS = MAX_CONNECTIONS
 limits of `call_limits` and of the gateway's APIs are lower."""
 
 WORKER_WINDOW_BYTES = 1 << 20
-"""Number of bytes of a message that a worker's server may receive before its servicer reads it. A distribution over a
-whole vocabulary has half a megabyte, and should not take another round trip."""
+"""Number of bytes of a message that may arrive at a worker's server before its servicer reads it. A distribution over a
+whole vocabulary has half a megabyte; with a smaller window its message would take another round trip."""
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 """Function that adds servicers to a server and returns the full names of their services."""
@@ -137,9 +137,9 @@ class ServerThread:
 
     def post(self, calls: list[Callable[[], None]]) -> None:
         """Call the functions `calls` on the thread's event loop, in order, with a single wake-up of the loop. Any
-        thread may call this. After the end of the loop they are dropped.
+        thread may call this. If the loop has ended, the functions are not called.
 
-        If a function raises, the others are still called, since they reply to other requests.
+        If a function raises, the error is logged and the others are still called, since they reply to other requests.
         """
 
         def run() -> None:
@@ -153,8 +153,8 @@ class ServerThread:
             self.loop.call_soon_threadsafe(run)
 
     def stop_serving(self, begin: Callable[[], None]) -> None:
-        """Call `begin` on the thread's event loop and set health to NOT_SERVING. Open calls continue. Any thread may
-        call this.
+        """Call `begin` on the thread's event loop, and then set the server's health to NOT_SERVING. Open calls
+        continue. Any thread may call this.
         """
 
         async def run() -> None:
@@ -165,11 +165,11 @@ class ServerThread:
         asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
 
     def stop(self, grace_s: float, closing: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Report NOT_SERVING as the server's health, wait at most `grace_s` seconds for open calls, and end server,
-        event loop and thread.
+        """Set the server's health to NOT_SERVING, wait at most `grace_s` seconds until open calls have ended, and end
+        server, event loop and thread.
 
-        closing: coroutine function, awaited first, that ends open streams. Otherwise they would stay open for all of
-        `grace_s`.
+        closing: coroutine function that is awaited before the wait and ends open streams. None = streams that their
+        callers leave open make the wait last for all of `grace_s`.
         """
 
         async def shut() -> None:

@@ -23,7 +23,7 @@ from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
 log = get_logger(__name__)
 
 MAX_BATCH_ITEMS = 1024
-"""Maximum number of items in a message. A message with more is refused."""
+"""Maximum number of items (requests or replies) in one message of a stream. A message with more is refused."""
 
 Item = TypeVar("Item")
 
@@ -64,8 +64,8 @@ class Outbox(Generic[Item]):
         self._task = asyncio.create_task(self._run())
 
     def put(self, item: Item) -> None:
-        """Queue an item to be sent. If the outbox is closed, the item is dropped; whoever reads the stream learns of
-        its end.
+        """Queue an item to be sent. If the outbox is closed, the item is dropped without an error; the task that reads
+        the stream learns that the stream has ended.
         """
         if not self._is_closed:
             self._queue.append(item)
@@ -109,7 +109,7 @@ class Outbox(Generic[Item]):
         return MAX_BATCH_ITEMS
 
     async def close(self) -> None:
-        """End the writing task. Queued items are dropped."""
+        """End the task that sends items. Items that are still queued are dropped."""
         self._is_closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -127,8 +127,8 @@ class Replies(Generic[Reply]):
     """Queue of the replies to one message, in the order in which they arrive. Only one task may read it. No reply is
     added after `close` or after the end of the stream.
 
-    is_expecting: whether the peer will send another reply for as long as this queue is open, and so counts as having
-    work. forget: function that `close` calls.
+    is_expecting: whether the peer will send another reply for as long as this queue is open. The hang watch then counts
+    the peer as having work. forget: function that `close` calls.
     """
 
     def __init__(self, is_expecting: bool, forget: Callable[[], object]) -> None:
@@ -155,7 +155,7 @@ class Replies(Generic[Reply]):
         return available
 
     def close(self) -> None:
-        """End the reading: replies that arrive later are dropped. Idempotent."""
+        """Close this queue: replies that arrive later are dropped. Idempotent."""
         self._forget()
 
     def put(self, reply: Reply) -> None:
@@ -190,10 +190,10 @@ class PendingReplies(Generic[Reply]):
         return message_id, future
 
     def subscribe(self, is_expecting: bool) -> tuple[int, Replies[Reply]]:
-        """Return a new message id, and a queue that gets all replies to that message.
+        """Return a new message id, and a queue that gets all replies to the message with that id.
 
-        is_expecting: whether the peer will send another reply for as long as the queue is open, and so counts as having
-        work.
+        is_expecting: whether the peer will send another reply for as long as the queue is open. The hang watch then
+        counts the peer as having work.
         """
         message_id = self._create_id()
         replies: Replies[Reply] = Replies(is_expecting, lambda: self._subscriptions.pop(message_id, None))
@@ -224,7 +224,9 @@ class PendingReplies(Generic[Reply]):
             self.fail(WorkerLost(f"lost the worker: {reason}"))
 
     def fail(self, error: Exception) -> None:
-        """Make everything that waits for a reply raise this error."""
+        """Make everything that waits for a reply raise `error`: the futures at once, the queues after the replies that
+        have arrived.
+        """
         for replies in self._subscriptions.values():
             replies.fail(error)
         for future in list(self._futures.values()):
@@ -239,8 +241,8 @@ class PendingReplies(Generic[Reply]):
 
 
 MAX_UNREAD = 16 * MAX_BATCH_ITEMS
-"""Maximum number of queued replies to a peer that reads too slowly. While there are more, no message is read from
-it."""
+"""Maximum number of replies that are queued for a peer because it reads too slowly. While more are queued, no message
+of that peer is read."""
 
 
 class ControlStreams:

@@ -33,23 +33,27 @@ CA = "ca.pem"
 CERTIFICATE = "cert.pem"
 KEY = "key.pem"
 SOON_DAYS = 14
-"""Number of days before a certificate's expiry from which on warnings are logged: when it is read, then once a day."""
+"""Number of days before a certificate's expiry from which on warnings are logged: one when the certificate is read,
+then one a day."""
 _DAY_S = 86400.0
 RETRY_S = 10.0
-"""Seconds after which files that could not be used are read again even if they have not changed. A certificate may have
-become valid by then."""
+"""Seconds after which certificate files that could not be used are read again, even if they have not changed. For
+example, the certificate's first day may have come since."""
 _TRIES = 10
 """Maximum number of attempts to read files that change during the read."""
 _SETTLE_S = 0.05
 """Seconds between two attempts to read files that change during the read."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""State of a folder's files, to detect changes: time of change, inode and size of each file; None = it is missing."""
+"""State of the certificate files in a folder, to detect changes: for each file its time of change, inode and size; None
+= the file is missing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificates:
-    """Contents of a folder of certificates, in PEM form. They were checked when they were read."""
+    """Contents of a folder of certificates (certificate, private key and, if there is one, CA), in PEM form. They were
+    checked when they were read.
+    """
 
     ca: bytes | None
     certificate: bytes
@@ -271,7 +275,9 @@ def public_certificates(public_tls_dir: str | None, listens_on: str) -> Certific
 
 
 def server_credentials(folder: CertificateFolder) -> grpc.ServerCredentials:
-    """Return credentials for a gRPC server. Each new connection uses the folder's certificates at that time."""
+    """Return credentials for a gRPC server. Each new connection uses the certificates that the folder has when it
+    begins.
+    """
 
     def configure(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
         pair = (certificates.key, certificates.certificate)
@@ -300,7 +306,9 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def http_context(folder: CertificateFolder) -> ssl.SSLContext:
-    """Return a TLS context for an HTTP server. Each new connection uses the folder's certificates at that time."""
+    """Return a TLS context for an HTTP server. Each new connection uses the certificates that the folder has when it
+    begins.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # without certificates: `on_hello` sets them
     context.verify_mode = folder.current.context.verify_mode
 
