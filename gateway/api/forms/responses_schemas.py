@@ -54,7 +54,7 @@ class InputMessage(LenientSchema):
 
 
 class InputCall(LenientSchema):
-    """Input item that is a past call of a function (with JSON arguments) or of a custom tool (with any text as input)."""
+    """Input item that is a past call of a function (with JSON arguments) or a custom tool (with any text as input)."""
 
     type: Literal["function_call", "custom_tool_call"]
     call_id: str
