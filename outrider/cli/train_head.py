@@ -65,15 +65,15 @@ HeldApart = Annotated[
 Start = Annotated[
     str | None,
     typer.Option(
-        help="Folder of a draft model with the target's tokenizer. With `draft` its training is continued. With "
-        "`eagle3` the head gets its shape, embedding and lm_head; absent = those of the target."
+        help="Folder of a draft model with the target's tokenizer. `draft`: continue its training. `eagle3`: "
+        "give the head that model's shape, embedding and lm_head; absent = those of the target."
     ),
 ]
 Depth = Annotated[
     int | None,
     typer.Option(
-        help="Number of draft tokens to train for: eagle3's steps of training-time test (3), Medusa's heads (4), or pass's "
-        "look-ahead embeddings (4)."
+        help="Number of draft tokens to train for: eagle3's steps of training-time test (3), Medusa's heads (4), or "
+        "pass's look-ahead embeddings (4)."
     ),
 ]
 Taps = Annotated[
@@ -95,13 +95,13 @@ def train_head(
     held_apart: HeldApart = None,
     start: Start = None,
     loss: Annotated[
-        str, typer.Option(help="kl (divergence from the target) or lk (from kl to acceptance, as it rises).")
+        str, typer.Option(help="kl (divergence), or lk (moves from kl to acceptance as acceptance rises).")
     ] = "lk",
     depth: Depth = None,
     taps: Taps = None,
     draft_vocab: Annotated[int | None, typer.Option(help="Number of token ids that eagle3 can propose.")] = None,
-    updates: Annotated[int, typer.Option(help="Number of updates of the weights.")] = 1000,
-    batch_size: Annotated[int, typer.Option(help="Number of the target's answers in an update.")] = 8,
+    updates: Annotated[int, typer.Option(help="Number of updates, over which the learning rate falls.")] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Number of answers per update. Memory grows with it.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens that the target writes per prompt.")] = 256,
     num_prompts: Annotated[int, typer.Option(help="Maximum number of prompts to use, from the first.")] = 4096,
     temperature: Annotated[

@@ -37,8 +37,8 @@ class SystemView:
     workers: Mapping[str, ScrapeInterval] = field(default_factory=dict)
     """The last two scrapes of each worker that could be scraped, by worker name."""
     away: str | None = None
-    """Why the gateway did not reply to the last scrape; None = it replied. If it did not, `gateway` and `readiness` are
-    from its last replies."""
+    """Why the gateway did not reply to the last scrape; None = it replied. If it did not, the other fields are still
+    those of the scrapes before."""
 
 
 def screen(view: SystemView, width: int) -> RenderableType:
