@@ -322,7 +322,7 @@ def _num_draft_tokens(options: gateway_pb2.SpeculationOptions) -> NumDraftTokens
 
 
 def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb2.GenerateResponse:
-    """Return the response message for one output, such as that of a round, of the choice with index `choice`."""
+    """Return the response message for `output`, which a round added to the choice with index `choice`."""
     usage = None
     if output.usage is not None:
         usage = _usage_of(output.usage)

@@ -277,7 +277,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Context manager in place of uvicorn's. It installs no signal handlers: the process has its own."""
+        """Context manager that does nothing. uvicorn's own would replace the process's signal handlers."""
         yield
 
 

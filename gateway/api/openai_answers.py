@@ -23,8 +23,8 @@ from gateway.tokenizer import Tokenizer
 from gateway.workers.drafts.draft_limits import requested_speculation
 
 INLINE_ENTRIES = 1000
-"""Maximal number of tokens and log-probs in a response whose JSON is made on the event loop, in about 5 ms. A larger
-response is made on a thread."""
+"""Maximal number of tokens and log-probs in a response whose JSON is made on the event loop, in about 5 ms. The JSON of
+a response with more is made on a thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,9 +189,7 @@ def train(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
 
 
 def describe_stop(work: Path) -> str:
-    """Return a sentence on a stopped training: whether its folder `work` contains a state from which it can
-    continue.
-    """
+    """Return a sentence that says whether a stopped training can continue from what is in its folder `work`."""
     if any(work.glob("text-*/*.npz")) or any(work.glob("*/checkpoint.pt")):
         return "stopped; the same command goes on from here"
     return "stopped before anything was written; the same command begins anew"

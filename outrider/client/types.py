@@ -33,7 +33,7 @@ class DraftTokenKind(Enum):
     """How a draft token was proposed."""
 
     DRAWN = "drawn"
-    """Sampled from a distribution of the drafter, against which the acceptance rule tests it."""
+    """Sampled from a distribution of the drafter, which the acceptance rule compares with the target's distribution."""
     GUESS = "guess"
     """Proposed without a distribution. It is accepted if the target draws the same token."""
     FORCED = "forced"

@@ -46,7 +46,7 @@ class Form(Protocol):
         """
 
     def failed(self, error: OutriderError) -> Iterator[Json]:
-        """Yield the events that end a stream after an error that happened when it had already begun."""
+        """Yield the events that end a stream which has begun and cannot go on because of `error`."""
 
     def whole(self) -> Json:
         """Return the JSON of the whole response, made of all outputs that were passed to `push`."""
@@ -157,7 +157,7 @@ class LayerAnswer:
                     yield encode_events(events)
 
     def failure(self, error: OutriderError) -> bytes:
-        """Return the server-sent events that end a stream after an error that happened when it had already begun."""
+        """Return the server-sent events that end a stream which has begun and cannot go on because of `error`."""
         assert self._form is not None
         return encode_events(self._form.failed(error))
 

@@ -48,7 +48,10 @@ Include = Literal[
 
 
 class TextFormat(JsonSchemaBody):
-    """OpenAI's `text.format`: a chat's `response_format` in which the fields of `json_schema` stand beside `type`."""
+    """OpenAI's field `text.format` of /v1/responses.
+
+    It is the `response_format` of a chat, except that the fields of `json_schema` are directly beside `type`.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     schema_: Any = Field(default=None, alias="schema", description="a JSON Schema (2020-12), with type json_schema")

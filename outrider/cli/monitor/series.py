@@ -39,7 +39,7 @@ class Scrape:
                 yield found, value
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the sum of the values that `find` yields; None = it yields none."""
+        """Return the sum of the values that `find` yields for the same arguments; None = there is no such sample."""
         values = [value for _, value in self.find(name, **labels)]
         if not values:
             return None

@@ -61,7 +61,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> Authority | None:
-        """Read the authority whose files are in a folder; None = there are none. Raises ConfigError for
+        """Read the authority whose files are in a folder; None = the folder has no authority. Raises ConfigError for
         damaged files.
         """
         if not (folder / CA_KEY).exists() and not (folder / CA).exists():

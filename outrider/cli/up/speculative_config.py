@@ -73,7 +73,8 @@ _TAKEN = ("model", "method", "num_speculative_tokens", "quantization", "max_mode
 
 
 def draft_flags(config: Mapping[str, object]) -> tuple[list[str], list[str]]:
-    """Translate a speculative config of vLLM. Return (flags of `outrider up`, notes to print on its keys).
+    """Translate the value of vLLM's --speculative-config. Return (flags of `outrider up`, notes to print on keys of
+    `config`).
 
     Raises ConfigError for a key or value that is not accepted, with what to type instead.
     """
