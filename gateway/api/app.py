@@ -61,7 +61,8 @@ NOT_OFFERED = (
     "vector_stores",
     "videos",
 )
-"""Endpoints of OpenAI, Anthropic and vLLM under /v1 that this server does not have. The 404 response says so."""
+"""Endpoints of OpenAI, Anthropic and vLLM that this server does not have, as paths below /v1. For a request to one of
+them, the message of the 404 response says that this server does not have it."""
 
 
 def create_app(
@@ -99,8 +100,8 @@ class KeyGate:
     """Middleware that refuses requests without a valid API key, if the gateway has keys.
 
     Keys are needed for paths below /v1 and for TOKENIZER_PATHS. OpenAI's clients send the key in `authorization`,
-    Anthropic's clients in `x-api-key`. For a request that passes, the middleware stores an IncomingRequest, with the
-    caller to whom the key belongs, in `scope["incoming"]`. Pure ASGI.
+    Anthropic's clients in `x-api-key`. For a request to one of these paths that is not refused, the middleware stores
+    an IncomingRequest, which knows the caller to whom the key belongs, in `scope["incoming"]`. Pure ASGI.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
@@ -137,11 +138,12 @@ def _authorization(headers: Headers) -> str | None:
 
 
 class Envelope:
-    """Middleware that gives requests their ids, records them, and answers after faults. Pure ASGI, for speed.
+    """Middleware that gives each request an id, records it, and responds with 500 after an unexpected exception.
 
-    Every response gets a header `x-request-id`. Every request that generates tokens is recorded, for logs and metrics.
-    A fault of the gateway becomes a 500 response in the form of the API. Every response of /v1/models, also one that
-    refuses the request, has the gRPC port in a header. An SDK that knows only the HTTP port reads the gRPC port there.
+    Every response gets the header `x-request-id`. Every request that generates tokens is recorded, for logs and
+    metrics. The 500 response has the error's form of the API that was called. Every response to /v1/models, also one
+    that refuses the request, has the gRPC port in a header. An SDK that knows only the HTTP port reads the gRPC port
+    there. Pure ASGI, for speed.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission, grpc_port: int | None) -> None:

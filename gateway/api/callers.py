@@ -25,7 +25,7 @@ _PREFLIGHT_MAX_AGE_S = 600
 
 
 class CallerPolicy:
-    """The gateway's settings that decide by `Origin` and `Host` whether a request is served."""
+    """Decides by a request's headers `Origin` and `Host`, and by the gateway's settings, whether it may be served."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.has_origins = config.allowed_origins is not None
@@ -50,9 +50,12 @@ class CallerPolicy:
         return parsed is not None and parsed in self._origins
 
     def check(self, headers: Headers) -> None:
-        """Raise Forbidden for a request from a page of another origin, or with a host name that is not the gateway's.
+        """Raise Forbidden for a request from another server's page, or with a `Host` that does not name the gateway.
 
-        If the gateway has API keys, all requests pass, because a page has no key.
+        A page is of another server if its `Origin` is neither the origin that `Host` names nor listed in
+        allowed_origins. `Host` is checked only if the gateway listens on a loopback address or the setting
+        allowed_hosts is set. If the gateway has API keys, nothing is checked here: a page of another server does not
+        know a key.
         """
         if self._has_keys:
             return
@@ -82,9 +85,9 @@ class CallerPolicy:
 
 
 class CallerCheck:
-    """Middleware that refuses requests by a CallerPolicy, on every path, and answers preflights of allowed origins.
+    """Middleware that refuses, on every path, the requests that a CallerPolicy does not allow.
 
-    Pure ASGI.
+    It also answers the CORS preflight requests of allowed origins itself. Pure ASGI.
     """
 
     def __init__(self, app: ASGIApp, policy: CallerPolicy) -> None:
@@ -114,7 +117,8 @@ class CallerCheck:
 class CorsHeaders:
     """Middleware that adds CORS headers to every response to an allowed origin.
 
-    It must be the outermost middleware. Pure ASGI.
+    It must be the outermost middleware, so that responses of the other middleware, such as refusals, have these
+    headers, too. Pure ASGI.
     """
 
     def __init__(self, app: ASGIApp, policy: CallerPolicy) -> None:

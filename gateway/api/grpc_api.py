@@ -56,8 +56,8 @@ SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 DEFAULT_MAX_TOKENS = 16
 """Maximal number of output tokens of a request that does not set `params.max_tokens`."""
 MAX_UNREAD_CALLS = 2048
-"""Maximal number of calls, of all callers together, whose request message has not arrived. One caller may have half.
-"""
+"""Maximal number of calls, of all callers together, whose request message has not arrived. One caller may have half of
+this number."""
 ROLES = ("system", "developer", "user", "assistant")
 """Roles that messages of a chat may have."""
 FINISH_REASONS = {
@@ -98,7 +98,7 @@ class GenerationServicer:
         return [SERVICE]
 
     async def Generate(self, _: object, context: Context) -> None:
-        """Generate the choices of one request, and write a response message for each output.
+        """Generate the choices of one request, and write a response message for each round of each choice.
 
         The responses are written to the context, not yielded. The exits of the `with` blocks then run even if gRPC
         cancels the call, because the client disconnected or its deadline passed.
@@ -322,7 +322,7 @@ def _num_draft_tokens(options: gateway_pb2.SpeculationOptions) -> NumDraftTokens
 
 
 def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb2.GenerateResponse:
-    """Return the response message for one output of the choice with index `choice`."""
+    """Return the response message for `output`, which a round added to the choice with index `choice`."""
     usage = None
     if output.usage is not None:
         usage = _usage_of(output.usage)

@@ -31,9 +31,11 @@ PING = b": ping\n\n"
 MESSAGES_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 """Ping event of Anthropic's streams, which keeps the connection alive."""
 WRITE_TIMEOUT_S = 60.0
-"""Seconds after which a client that reads nothing of its response is disconnected."""
+"""Seconds that one write to a client may take. A client that reads nothing of its response for so long is
+disconnected."""
 MAX_ERROR_CHARS = 1000
-"""Maximal number of characters of an error's message, and of its parameter, that are sent."""
+"""Maximal number of characters that a response has of an error's message, and of the name of the wrong parameter.
+Longer ones are cut."""
 ANTHROPIC_ERRORS = {
     401: "authentication_error",
     403: "permission_error",
@@ -45,7 +47,7 @@ ANTHROPIC_ERRORS = {
 """Anthropic's type of error for each HTTP status. Other statuses have the type `invalid_request_error` if below 500,
 else `api_error`."""
 CLIENT_CLOSED = 499
-"""Status of the response to a request whose client has disconnected, as in nginx. It never reaches the client."""
+"""HTTP status, as in nginx, of a response that is made after its client has disconnected. No client receives it."""
 
 
 class JsonResponse(Response):
@@ -104,7 +106,7 @@ def shortened(text: str) -> str:
 
 
 def error_response(error: OutriderError, path: str) -> JsonResponse:
-    """Return the error response to a request for `path`, and record the error as the request's outcome."""
+    """Return the response for an error of a request to `path`. Also record the error as the request's outcome."""
     note_failure(error)
     headers = {}
     if isinstance(error, Unauthenticated):
@@ -146,8 +148,8 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """A response that is a stream of server-sent events.
 
-    The status is sent with the first item. An error before the first item is sent as an error response with its own
-    status. If the first item is empty, only the status is sent.
+    Status 200 is sent with the first item that `events` yields. If that item is empty, the status is sent alone. An
+    error before the first item is sent as an error response with the error's own status.
     """
 
     media_type = "text/event-stream"

@@ -41,7 +41,7 @@ MAX_PIPELINED = 8
 """Maximal number of requests that wait on a connection while an earlier one is answered. A connection with more is
 closed."""
 LIMIT_LOG_INTERVAL_S = 60.0
-"""Seconds between two log lines that report that the limit of connections is reached."""
+"""Minimal number of seconds between two log lines that report that the limit of connections is reached."""
 UNREAD_TIMEOUT_MS = 60_000
 """Milliseconds after which the kernel drops a connection whose peer acknowledges none of the sent data."""
 BACKLOG = 2048
@@ -85,9 +85,9 @@ class ConnectionLimit:
         self._logged_s = -math.inf
 
     def is_exceeded_by(self, num_connections: int) -> bool:
-        """Return whether `num_connections` exceeds the limit.
+        """Return whether `num_connections` is more than the limit.
 
-        If so, it is logged, at most once every LIMIT_LOG_INTERVAL_S.
+        If it is, a warning is logged, at most once every LIMIT_LOG_INTERVAL_S.
         """
         if num_connections <= self.max_connections:
             return False
@@ -250,7 +250,7 @@ class HttpServer(uvicorn.Server):
             )
 
     async def main_loop(self) -> None:
-        """Wait until `stop` is called. uvicorn's own loop would check for that ten times a second."""
+        """Wait until `stop` is called. It replaces uvicorn's loop, which checks ten times a second whether to stop."""
         while not await self.on_tick(0):  # which renews the header `date`
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_S):
@@ -277,7 +277,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Context manager in place of uvicorn's. It installs no signal handlers: the process has its own."""
+        """Context manager that does nothing. uvicorn's own would replace the process's signal handlers."""
         yield
 
 

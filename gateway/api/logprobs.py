@@ -18,12 +18,16 @@ from outrider.wire.kinds import TokenKind
 Json = dict[str, Any]
 
 FLOOR_LOGPROB = -9999.0
-"""Number that stands for the log-prob of a token of probability 0, as at OpenAI: JSON has no minus infinity."""
+"""Number that responses have, as OpenAI's do, in place of the log-prob of a token of probability 0: JSON has no minus
+infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFields:
-    """Writes those fields of a response that are about tokens of prompts, and the field `token_ids` of its choices."""
+    """Writes the fields of a response that are about tokens of prompts, and the field `token_ids` of its choices.
+
+    Each field is written only if the client asks for it.
+    """
 
     tokenizer: Tokenizer
     requests: Sequence[GenerationRequest]
@@ -31,7 +35,8 @@ class PromptFields:
     token_ids: bool
     """Whether the client asks for `token_ids` and `prompt_token_ids`."""
     num_best: int | None
-    """Number of most likely tokens in `prompt_logprobs` for each prompt token; None: the response has no such field."""
+    """Number of most likely tokens that `prompt_logprobs` has for each prompt token; None: the response has no
+    `prompt_logprobs`."""
     num_echoed: int | None
     """Number of most likely tokens in a completion's `logprobs` for each token of an echoed prompt. None: the prompt
     has no entries there."""
@@ -43,9 +48,10 @@ class PromptFields:
         return {"token_ids": [token.id for token in output.tokens]}
 
     def prompt_fields(self, index: int, output: RoundOutput) -> Json:
-        """Return the fields about the prompt of the choice with this index.
+        """Return the fields `prompt_token_ids` and `prompt_logprobs` for the prompt of the choice at `index`.
 
-        output: first output of the choice, which has the prompt's log-probs.
+        A field that the client does not ask for is left out. output: first output of the choice, which has the prompt's
+        log-probs.
         """
         ids = self.requests[index].caller_prompt_ids
         fields: Json = {}

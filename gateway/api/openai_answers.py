@@ -23,15 +23,15 @@ from gateway.tokenizer import Tokenizer
 from gateway.workers.drafts.draft_limits import requested_speculation
 
 INLINE_ENTRIES = 1000
-"""Maximal number of tokens and log-probs in a response whose JSON is made on the event loop, in about 5 ms. A larger
-response is made on a thread."""
+"""Maximal number of tokens and log-probs in a response whose JSON is made on the event loop, in about 5 ms. The JSON of
+a response with more is made on a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIAnswer:
     """Runs one request of /v1/completions or /v1/chat/completions.
 
-    The response is returned as a `whole` or yielded as `events`.
+    Await `whole` for a response in one piece, or iterate over `events` for a stream.
     """
 
     admission: Admission
@@ -85,9 +85,11 @@ class OpenAIAnswer:
         return range(len(outputs))
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Run the request, and yield server-sent events.
+        """Run the request, and yield server-sent events in bytes.
 
-        There is one event for the output of each round of each choice. Outputs that add nothing have no event.
+        The first item is empty: with it the status is sent. Then there is an event for each round of each choice,
+        except for rounds that add nothing to the response. The last events are the usage, if the client asks for it,
+        and `[DONE]`.
         """
         usages: dict[int, ChoiceUsage] = {}
         steps: list[Step] = []
@@ -178,9 +180,9 @@ class OpenAIAnswer:
 
 
 def best_of(outputs: Sequence[RoundOutput], num_made: int, num_returned: int) -> list[int]:
-    """Return, prompt after prompt, the indices in `outputs` of the prompt's best outputs.
+    """Return the indices in `outputs` of the best outputs of each prompt, one prompt after another.
 
-    The best have the highest mean log-probs; they come first. outputs: whole outputs of all prompts, `num_made`
+    The best outputs have the highest mean log-probs; they come first. outputs: whole outputs of all prompts, `num_made`
     consecutive ones for each prompt. num_returned: number of indices for each prompt. If it is `num_made`, all indices
     are returned in their order.
     """

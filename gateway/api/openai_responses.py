@@ -34,20 +34,21 @@ class CompletionForm:
     """echoes[i]: text of the prompt of choice i, which is put before the choice's text. Empty if the request has no
     `echo`."""
     token_kinds: bool = False
-    """Whether each choice has the kinds of its tokens and, if the request sets `explain`, what its rounds verified."""
+    """Whether each choice has a field `speculation`, with the kinds of its tokens and, if the request sets `explain`,
+    what its rounds verified."""
     prompts: PromptFields | None = None
     """Writes the fields about prompts; None if the client asks for none."""
     num_reasoning_tokens = 0
     object = chunk_object = "text_completion"
 
     def choice(self, index: int, output: RoundOutput) -> Json:
-        """Return the choice at `index`, from its whole output."""
+        """Return the entry of the response's `choices` for the choice at `index`, made of its whole output."""
         return self._choice(index, output, first=True)
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
-        """Return the choice at `index` for a chunk of a stream; None if the output adds nothing.
+        """Return the entry of a stream chunk's `choices` for the choice at `index`; None if `output` adds nothing.
 
-        first: whether it is the choice's first output.
+        first: whether `output` is the first output of this choice.
         """
         if first or output.text_delta or output.finish_reason or self._reports_tokens:
             return self._choice(index, output, first)
@@ -98,9 +99,10 @@ class ChatForm:
     logprobs: bool
     """Whether the client asks for log-probs."""
     readings: Sequence[Reading | None]
-    """Parser of calls and reasoning for each choice, by the choice's index; None to leave its text as it is."""
+    """readings[i]: how to find tool calls and reasoning in the output of choice i; None to leave its text as it is."""
     token_kinds: bool = False
-    """Whether each choice has the kinds of its tokens and, if the request sets `explain`, what its rounds verified."""
+    """Whether each choice has a field `speculation`, with the kinds of its tokens and, if the request sets `explain`,
+    what its rounds verified."""
     prompts: PromptFields | None = None
     """Writes the fields about the prompt; None if the client asks for none."""
     object = "chat.completion"
@@ -113,7 +115,7 @@ class ChatForm:
         return sum(reader.num_reasoning_tokens for reader in self._readers.values())
 
     def choice(self, index: int, output: RoundOutput) -> Json:
-        """Return the choice at `index`, from its whole output."""
+        """Return the entry of the response's `choices` for the choice at `index`, made of its whole output."""
         message = {"role": "assistant", "content": output.text_delta, "refusal": None}
         has_calls = False
         reader = self._reader(index)
@@ -123,9 +125,9 @@ class ChatForm:
         return {"index": index, "message": message, **self._common_fields(output, has_calls)}
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
-        """Return the choice at `index` for a chunk of a stream; None if the output adds nothing.
+        """Return the entry of a stream chunk's `choices` for the choice at `index`; None if `output` adds nothing.
 
-        first: whether it is the choice's first output.
+        first: whether `output` is the first output of this choice.
         """
         delta: Json = {"content": output.text_delta}
         has_calls = False
@@ -290,10 +292,10 @@ def join_outputs(outputs: Sequence[RoundOutput]) -> RoundOutput:
 
 
 def with_prompt_logprobs(outputs: Sequence[RoundOutput], num_choices: int) -> list[RoundOutput]:
-    """Return the outputs, each with the log-probs of its prompt.
+    """Return the whole outputs of all choices, each with the log-probs of its prompt.
 
-    outputs: whole outputs of all prompts, `num_choices` consecutive ones for each prompt. Only the first of these has
-    the prompt's log-probs, because the target sends them once; the others get a copy.
+    outputs: `num_choices` consecutive whole outputs for each prompt. The target sends the log-probs of a prompt once,
+    so only the first output of each prompt has them. The prompt's other outputs get a copy.
     """
     scored = []
     for index, output in enumerate(outputs):

@@ -33,7 +33,7 @@ STATUSES = {
     503: "A part of the system is not there.",
     504: "The request took too long.",
 }
-"""Description of each HTTP status of an error."""
+"""For each HTTP status of an error response: its description in /openapi.json."""
 _HEADERS: dict[int, Json] = {
     401: {"www-authenticate": {"schema": {"type": "string"}}},
     429: {"retry-after": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."}},
@@ -46,7 +46,8 @@ class App(FastAPI):
     def openapi(self) -> Json:
         """Return the document /openapi.json.
 
-        It is made once and stored, because running streams pause while it is made.
+        It is made at the first call and then stored. Making it blocks the event loop, so running streams pause
+        meanwhile.
         """
         if self.openapi_schema is None:
             self.openapi_schema = _completed(super().openapi())

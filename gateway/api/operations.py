@@ -63,7 +63,8 @@ def _metrics_address(member: Member) -> str:
 def reachable(metrics_address: str, worker_address: str) -> str:
     """Return the address at which a worker's metrics can be fetched.
 
-    It is `metrics_address`. If its host stands for all addresses, the host of `worker_address` replaces it.
+    It is `metrics_address`. If the host of `metrics_address` stands for all addresses, such as 0.0.0.0, the host of
+    `worker_address` replaces it.
     """
     # 0.0.0.0:9090 of a worker at 10.0.0.7:50051: 10.0.0.7:9090
     host, _, port = metrics_address.rpartition(":")
@@ -74,7 +75,10 @@ def reachable(metrics_address: str, worker_address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The endpoints for operators. The docstring of an endpoint is its description in /openapi.json."""
+    """The endpoints for operators: /metrics, /sd, /healthz and /readyz.
+
+    The docstring of each endpoint's method is its description in /openapi.json.
+    """
 
     generator: Generator
     registry: CollectorRegistry

@@ -19,17 +19,18 @@ from gateway.generation import ServedFacts
 from outrider.wire.errors import InvalidRequest, RequestTooLarge, RequestTooSlow, UnsupportedMediaType
 
 BODY_TIMEOUT_S = 60.0
-"""Seconds within which a body must arrive."""
+"""Seconds within which the body of a request must arrive, counted from when the gateway begins to read it."""
 LARGE_BYTES = 64 << 10
-"""Size of a request, in bytes, that takes about a millisecond to parse and check."""
+"""Size of a request, in bytes, that takes about a millisecond to parse and check. Between the steps of work on a larger
+request, other tasks of the event loop run."""
 MAX_VALUES = 300_000
-"""Maximal number of values in a JSON body besides the token ids of its prompt; parsing so many takes 10 ms. A
+"""Maximal number of values in a JSON body besides the token ids of its prompt. To parse 300,000 values takes 10 ms. A
 /detokenize body with 262,144 tokens fits."""
 OBJECT_MARKS = (b"[", b"{", b":")
 """Characters of JSON, outside of strings, that are counted for MAX_OBJECTS."""
 MAX_OBJECTS = 100_000
-"""Maximal number of lists, objects and fields of objects in a JSON body; parsing so many takes 10 ms. 250 tools with 60
-described fields each have 94,000."""
+"""Maximal number of lists, objects and fields of objects in a JSON body. To parse 100,000 of them takes 10 ms. A
+request with 250 tools, each with 60 fields that have descriptions, has 94,000."""
 
 
 async def read_json(request: Request, incoming: IncomingRequest, models: Callable[[], Iterable[ServedFacts]]) -> Any:
@@ -96,15 +97,16 @@ def check_is_json(content_type: str) -> None:
 def max_values(models: Iterable[ServedFacts]) -> int:
     """Return the maximal number of values in a body: MAX_VALUES plus twice the longest context limit of `models`.
 
-    The error for a prompt that is too long, by up to one context limit, can therefore name the prompt's length.
+    A prompt of token ids that is up to twice as long as the context limit therefore passes. It is refused later, with
+    an error that names its length.
     """
     return MAX_VALUES + 2 * max((facts.context_limit for facts in models), default=0)
 
 
 async def check_values(body: bytes | bytearray, num_allowed: int) -> None:
-    """Raise RequestTooLarge if a JSON body has `num_allowed` values or more, or more than MAX_OBJECTS objects.
+    """Raise RequestTooLarge if a JSON body has `num_allowed` values or more, or more than MAX_OBJECTS lists and fields.
 
-    Parsing such a body would block the event loop. Values are counted by the commas between them.
+    Parsing such a body would block the event loop for too long. Values are counted by the commas between them.
     """
     # {"a": [1, "x,y"]}: one comma outside texts, and the marks "{", ":" and "["
     num_values = 0

@@ -66,7 +66,7 @@ from outrider import __version__
 from outrider.wire.requests.params import check_token_ids
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
-"""Name of the class in transformers that reads a tokenizer.json."""
+"""Name of the class in transformers that reads a tokenizer.json. /tokenizer_info reports it for every model."""
 
 
 class BodyRoute(APIRoute):

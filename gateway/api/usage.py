@@ -15,7 +15,7 @@ Step = tuple[int, int]
 
 
 def usage_so_far(num_prompt_tokens: int, num_tokens: int) -> Json:
-    """Return `usage`, in vLLM's form, of a choice that has made `num_tokens` output tokens and still runs."""
+    """Return the field `usage`, in vLLM's form, for a running choice that has `num_tokens` output tokens so far."""
     total = num_prompt_tokens + num_tokens
     return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens, "total_tokens": total}
 
@@ -93,8 +93,8 @@ def acceptance_of(steps: Sequence[Step], num_spec_tokens: int, detailed: bool) -
     """Return the metrics of steps that verified draft tokens. Bonus tokens are in none of the counts.
 
     num_spec_tokens: maximal number of draft tokens of a step. The histogram has an entry for each number of accepted
-    tokens from 0 to this maximum, or to the largest number that occurred, since a grammar may force more. detailed:
-    whether the metrics also list every step.
+    tokens from 0 to this maximum. It goes up to the largest number that occurred if that is larger: draft tokens that a
+    grammar forces come in addition. detailed: whether the metrics also list every step.
     """
     # steps [(3, 3), (3, 1)] of at most 3: histogram [0, 1, 0, 1], by draft length {"3": [0, 1, 0, 1]}
     drafted_counts = [drafted for drafted, _ in steps]

@@ -56,12 +56,14 @@ class _Console(Console):
 
 
 def answer_console() -> Console:
-    """Return a console for what sys.stdout is now (tests replace it). Colour codes are printed on a terminal only."""
+    """Return a console that writes to the present sys.stdout (tests replace it). Colour codes are printed on a terminal
+    only.
+    """
     return _Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def note_console() -> Console:
-    """Return a console for what sys.stderr is now."""
+    """Return a console that writes to the present sys.stderr, for messages beside the output."""
     return _Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -84,8 +86,8 @@ class _WriterFile(io.TextIOBase):
 
 
 def serving_console() -> Console:
-    """Return a console of stderr for a process that serves requests at the same time, so that printing never blocks it.
-    Lines that are not read in time are dropped, and a later line has their number.
+    """Return a console that writes to stderr, for a process that also serves requests: printing never blocks it. If
+    stderr is not read fast enough, lines are dropped, and a later line says how many.
     """
     writer = stderr_writer(lambda num_dropped: f"{num_dropped} lines were dropped here: they were not read in time\n")
     return _Console(file=cast("IO[str]", _WriterFile(writer)), highlight=False, soft_wrap=True, markup=False)
@@ -97,7 +99,7 @@ def screen_console() -> Console:
 
 
 def widen(console: Console, shown: RenderableType) -> None:
-    """Make a console so wide that it neither cuts nor wraps what will be shown. Its width is at most _MAX_COLUMNS."""
+    """Make a console so wide that it neither cuts nor wraps `shown`, but at most _MAX_COLUMNS wide."""
     everything = console.options.update(max_width=_MAX_COLUMNS)
     console.width = max(console.width, console.measure(shown, options=everything).maximum)
 

@@ -45,7 +45,8 @@ not for an LLM."""
 
 
 def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a system, in the form that `SystemConfig.read` accepts, from the arguments of LLM.
+    """Return the settings of a system, in the form that `SystemConfig.read` accepts, from the arguments of
+    `outrider.LLM`.
 
     target, draft: a model, or a worker's settings by name; draft=None means no draft. settings: settings of all workers
     and of the gateway, by name. Raises ConfigError for a name that is no such setting.
@@ -76,8 +77,8 @@ def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dic
 
 
 def remove_variables() -> None:
-    """Remove from this process's environment the variables for settings that an LLM decides itself, such as ports. The
-    processes of the system inherit all other variables.
+    """Remove from this process's environment the variables of those settings that `outrider.LLM` chooses itself, such
+    as ports. The processes of the system inherit all other variables.
     """
     for name in list(os.environ):
         if name.upper() in _DECIDED_VARIABLES:
@@ -85,7 +86,7 @@ def remove_variables() -> None:
 
 
 def main() -> int:
-    """Run the system until the program that uses the LLM ends or a signal arrives. Return the exit code."""
+    """Run the system until the program that created the LLM ends or a signal arrives. Return the exit code."""
     remove_variables()
     task = json.loads(sys.stdin.readline())
     stop = StopFlag()

@@ -61,7 +61,9 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 @dataclass(frozen=True)
 class Generation:
-    """Command-line options of a request: sampling and speculation. SDK and server have defaults for absent ones."""
+    """Command-line options of a request: sampling and speculation. For an option that is absent, the default of the SDK
+    or of the gateway holds.
+    """
 
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0
     top_p: TopP = None
@@ -151,7 +153,7 @@ class CallOptions:
 
     @property
     def options(self) -> ConnectOptions:
-        """The options of the connection, as keyword arguments of `Client`."""
+        """The connection's options as keyword arguments of `Client`."""
         return ConnectOptions(
             tls=self.tls, tls_ca=self.tls_ca, tls_cert=self.tls_cert, tls_key=self.tls_key, api_key=self.api_key
         )

@@ -27,8 +27,8 @@ ShowMessage = Callable[[str], None]
 
 @contextmanager
 def reporting(console: Console, first: str) -> Iterator[ShowMessage]:
-    """Context manager: yield a function that shows a message about the progress. On a terminal the message stands
-    behind a spinner, at first `first`; otherwise each message is printed as a line.
+    """Context manager: yield a function that shows a message about the progress of the block. On a terminal the message
+    stands behind a spinner, at first the message `first`. Elsewhere each message is printed as a line.
     """
     if not console.is_interactive:
         yield lambda text: console.print(text, markup=False)
@@ -102,7 +102,7 @@ class StartProgress(_Shown):
         super().__init__(console, SpinnerColumn(finished_text="[green]✓[/]"), part, TimeElapsedColumn(), text)
 
     def progress(self, part: str, state: str, detail: str) -> None:
-        """Show the state of a part of the system, such as "loading", and a detail on it."""
+        """Show the state of a part of the system, such as "loading", with a detail on the state."""
         text = f"{state} {detail}".rstrip()
         if not self._console.is_terminal:
             self._console.print(f"{part}: {text}", markup=False)

@@ -23,24 +23,27 @@ from outrider.wire.requests.params import ANY_VOCABULARY, SamplingParams
 KINDS = ("eagle3", "medusa", "pass", "draft")
 LOSSES = ("kl", "lk")
 DEPTHS = {"eagle3": 3, "medusa": 4, "pass": 4, "draft": 1}
-"""Default number of draft tokens per proposal that are trained, by kind. A draft model needs one, since it makes all
-its draft tokens in the same way."""
+"""Default of --depth for each kind: number of draft tokens of one proposal that are trained. It is 1 for a draft model,
+which makes each draft token by the same forward: what it learns for the first, it has learnt for all."""
 HELD_APART = 48
-"""Maximum number of prompts on which acceptance is measured. With so many the confidence intervals are narrow enough to
-compare trainings."""
+"""Maximum number of prompts on which acceptance is measured. With 48 prompts the confidence intervals of the acceptance
+are narrow enough to compare two trainings."""
 STOP_S = 60.0
-"""Seconds that a training has to finish an update and save it, once it is asked to stop."""
+"""Seconds within which a training must finish its present update and save it, after it was asked to stop."""
 HELD_APART_OF = 8
-"""If --held-apart is absent, one of this many prompts is not trained on: acceptance is measured on it."""
+"""If --held-apart is absent, one of every 8 prompts is held apart: it is not trained on, and acceptance is measured on
+it."""
 
 Kind = Annotated[str, typer.Argument(help=f"What to train: {', '.join(KINDS)}.", show_default=False)]
-Target = Annotated[str, typer.Option(help="Folder of the target.", show_default=False)]
-Out = Annotated[Path, typer.Option(help="Folder to write the head into.", show_default=False)]
+Target = Annotated[str, typer.Option(help="Folder with the target's model.", show_default=False)]
+Out = Annotated[
+    Path, typer.Option(help="Folder to write the trained head, embeddings or draft into.", show_default=False)
+]
 Work = Annotated[
     Path,
     typer.Option(
-        help="Folder of the target's text, which later trainings use again, and of checkpoints, from which an "
-        "interrupted one goes on.",
+        help="Folder that keeps the text that the target writes, which later trainings use again, and checkpoints, "
+        "from which an interrupted training continues.",
         show_default=False,
     ),
 ]
@@ -54,27 +57,30 @@ Prompts = Annotated[
 ]
 HeldApart = Annotated[
     Path | None,
-    typer.Option(help="JSONL of prompts to measure acceptance on; absent = every eighth of --prompts, at most 48."),
+    typer.Option(
+        help="JSONL of prompts on which acceptance is measured, the first 48; absent = every eighth prompt of "
+        "--prompts, at most 48."
+    ),
 ]
 Start = Annotated[
     str | None,
     typer.Option(
-        help="Folder of a draft with the target's tokens: what `draft` goes on from; `eagle3` takes its shape, "
-        "embedding and lm_head, and without one the target's."
+        help="Folder of a draft model with the target's tokenizer. `draft`: continue its training. `eagle3`: "
+        "give the head that model's shape, embedding and lm_head; absent = those of the target."
     ),
 ]
 Depth = Annotated[
     int | None,
     typer.Option(
-        help="Draft tokens to train for: eagle3's steps of training-time test (3), Medusa's heads (4), or pass's "
-        "look-ahead embeddings (4)."
+        help="Number of draft tokens to train for: eagle3's steps of training-time test (3), Medusa's heads (4), or "
+        "pass's look-ahead embeddings (4)."
     ),
 ]
 Taps = Annotated[
     str | None,
     typer.Option(
-        help="Hidden states that eagle3 reads, such as 1,3,5, where k is the input of layer k. "
-        "Absent = an early, a middle and a late one."
+        help="Hidden states of the target that eagle3 reads, such as 1,3,5: k is the input of the target's layer k, "
+        "from 0. Absent = those of an early, a middle and a late layer."
     ),
 ]
 
@@ -88,34 +94,40 @@ def train_head(
     prompts: Prompts,
     held_apart: HeldApart = None,
     start: Start = None,
-    loss: Annotated[str, typer.Option(help="kl, or lk, which moves from kl to the acceptance itself.")] = "lk",
+    loss: Annotated[
+        str, typer.Option(help="kl (divergence), or lk (moves from kl to acceptance as acceptance rises).")
+    ] = "lk",
     depth: Depth = None,
     taps: Taps = None,
-    draft_vocab: Annotated[int | None, typer.Option(help="Number of ids that eagle3 can propose.")] = None,
-    updates: Annotated[int, typer.Option(help="Updates of the weights, over which the rate falls.")] = 1000,
-    batch_size: Annotated[int, typer.Option(help="Answers an update; what is held in memory goes with it.")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Tokens that the target writes to each prompt, at most.")] = 256,
-    num_prompts: Annotated[int, typer.Option(help="The first so many prompts.")] = 4096,
+    draft_vocab: Annotated[int | None, typer.Option(help="Number of token ids that eagle3 can propose.")] = None,
+    updates: Annotated[int, typer.Option(help="Number of updates, over which the learning rate falls.")] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Number of answers per update. Memory grows with it.")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens that the target writes per prompt.")] = 256,
+    num_prompts: Annotated[int, typer.Option(help="Maximum number of prompts to use, from the first.")] = 4096,
     temperature: Annotated[
         list[float] | None,
-        typer.Option(help="Of the target's text, alternating; may be given several times; absent = 0, 0.7 and 1."),
+        typer.Option(
+            help="Temperature at which the target writes. If given several times, prompts take them in turn; absent = "
+            "0, 0.7 and 1."
+        ),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="End the training after this time; run the command again to go on.")
+        float | None, typer.Option(help="Stop the training after this time; the same command continues it.")
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Prompts are text as it stands, also where the target has a chat template.")
+        bool, typer.Option("--raw", help="Use each prompt as it stands, even if the target has a chat template.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the text, the order and the first weights.")] = 0,
-    device: Annotated[str, typer.Option(help="As in the workers' settings.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the text, of its order and of the initial weights.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
 ) -> None:
-    """Train a draft head (EAGLE-3, Medusa), look-ahead embeddings (PaSS) or a draft on text that the target writes.
+    """Train a draft head (EAGLE-3, Medusa), look-ahead embeddings (PaSS) or a draft model on text that the target
+    writes.
 
-    The target's chat template, if there is one, is applied to prompts. The target writes at the temperatures that are
-    served, and its whole distributions are learnt. Ctrl-C saves; the same
-    command continues from there, to the same weights as if it had not been interrupted. At the end the acceptance of
-    each draft token is printed, before and after, on prompts that were not trained on.
+    The target continues the prompts, each in the target's chat template if there is one. The training brings the
+    draft's distribution after each token close to the target's. Ctrl-C saves the training. The same command then
+    continues it and, on a CPU, reaches the same weights as without an interruption. At the end the acceptance of each
+    draft token is printed, before and after the training, on prompts that were not trained on.
     """
     with errors_as_lines():
         trained_on, apart = _split(_prompts(prompts)[:num_prompts], held_apart)
@@ -154,7 +166,7 @@ def train_head(
 
 
 def train(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
-    """Train in a child process, which imports torch, and return its report. None = the training was stopped.
+    """Train in a child process, which imports torch, and return the training's report. None = the training was stopped.
 
     task: the task that `outrider.training.train_head` reads. notes: console for the progress. Raises OutriderError if
     the training fails. On KeyboardInterrupt it waits until the child process has saved its work.
@@ -177,9 +189,7 @@ def train(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
 
 
 def describe_stop(work: Path) -> str:
-    """Return a sentence on a stopped training: whether its folder `work` contains a state from which it can
-    continue.
-    """
+    """Return a sentence that says whether a stopped training can continue from what is in its folder `work`."""
     if any(work.glob("text-*/*.npz")) or any(work.glob("*/checkpoint.pt")):
         return "stopped; the same command goes on from here"
     return "stopped before anything was written; the same command begins anew"

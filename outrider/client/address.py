@@ -14,7 +14,7 @@ from outrider.wire.transport.address import GRPC_PORT_HEADER, is_host_port, join
 GRPC_PORT = 8001
 """Default port of a gateway's gRPC server."""
 PROBE_TIMEOUT_S = 2.0
-"""Seconds to wait for a reply of a gateway's HTTP server that is asked for the gRPC port."""
+"""Seconds to wait for the reply of a gateway's HTTP server to the request for its gRPC port."""
 _HTTP_PORTS = {"http": 80, "https": 443}
 """Default port of each URL scheme."""
 _GRPC_SCHEMES = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|xds|vsock):")
@@ -32,11 +32,12 @@ class Address:
     is_tls: bool = False
     """Whether the URL begins with https, so that connections need TLS."""
     is_grpcs_own: bool = False
-    """Whether `target` is a name that only gRPC can resolve. It cannot be probed by HTTP."""
+    """Whether `target` is a name that only gRPC can resolve, such as unix:/run/gateway. False = a host and port, which
+    can also be asked by HTTP where the gRPC server is."""
 
     @property
     def host(self) -> str:
-        """Host of `target`. An IPv6 address has no brackets here."""
+        """The host in `target`; of an IPv6 address without brackets."""
         return self.target.rpartition(":")[0].strip("[]")
 
     def with_port(self, port: int) -> str:
@@ -73,11 +74,12 @@ def _with_default_port(text: str, port: int, address: str) -> str:
 
 
 async def find_grpc(address: Address, tls: bool) -> str | None:
-    """Ask the gateway's HTTP server at `address` where the gateway's gRPC server is. Return that server's host:port.
+    """Ask the gateway's HTTP server at `address` where the gateway's gRPC server is. Return host:port of the gRPC
+    server.
 
-    tls: send the request by https. Returns None if the server there is not a gateway's HTTP server. If the server does
-    not speak HTTP and the user gave a URL, its own host:port is returned: it may be the gRPC server. Raises Unavailable
-    if nothing answers.
+    tls: send the request by https. Returns None if the server at `address` is not a gateway's HTTP server. If it does
+    not speak HTTP and the user gave a URL, the URL's own host:port is returned: a gRPC server may listen there. Raises
+    Unavailable if nothing answers.
     """
     import httpx  # takes longer to import than the rest of the SDK, and few calls need it
 

@@ -11,12 +11,12 @@ import grpc
 from outrider.wire.errors import ConfigError
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"
-"""Environment variable from which the API key is read where none is given."""
+"""Environment variable from which the API key is read if the argument `api_key` is not given."""
 
 MIN_PING_INTERVAL_S = 1.0
-"""Smallest `ping_interval_s`, in seconds: a gateway ends a connection that pings more often."""
+"""Smallest allowed `ping_interval_s`, in seconds. A gateway ends a connection that pings more often."""
 MAX_PING_INTERVAL_S = 86400.0
-"""Largest `ping_interval_s`, in seconds (a day): gRPC counts milliseconds in 31 bits."""
+"""Largest allowed `ping_interval_s`, in seconds (a day). gRPC holds the interval as a 32-bit number of milliseconds."""
 PING_INTERVAL_S = 330.0
 """Default of `ping_interval_s`, in seconds. With default settings, gRPC's servers and proxies end a connection that
 pings more than once in 300 s without data."""
@@ -39,7 +39,7 @@ class ConnectOptions(TypedDict, total=False):
     api_key: str | None
     """API key sent with every call; absent = the value of OUTRIDER_API_KEY, if set."""
     ping_interval_s: float
-    """Seconds between pings of the connection while a call runs, 1 to 86400; absent = 330, which proxies allow too.
+    """Seconds between two gRPC keepalive pings while a call runs, 1 to 86400; absent = 330, which proxies allow too.
     Where no proxy is in between, a smaller value detects sooner that the gateway hangs or cannot be reached."""
 
 

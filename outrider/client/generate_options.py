@@ -18,7 +18,9 @@ class Message(TypedDict):
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `stream`. Absent sampling parameters have `SamplingParams`' defaults."""
+    """Keyword arguments of `generate` and `stream`, all optional. An absent sampling parameter has its default in
+    `SamplingParams`.
+    """
 
     prompt_ids: Sequence[int]
     """Prompt as token ids, in place of a text."""
@@ -39,7 +41,8 @@ class GenerateOptions(TypedDict, total=False):
     """Words, or sequences of token ids, that must not appear in the output."""
     min_tokens: int
     seed: int
-    """Seed of the random numbers, 64 bits; absent = the gateway draws one and returns it in the usage."""
+    """Seed, of 64 bits, of the random numbers by which this request's tokens are drawn; absent = the gateway draws a
+    seed and returns it in the usage."""
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     num_logprobs: int
@@ -51,11 +54,11 @@ class GenerateOptions(TypedDict, total=False):
     """True = beam search with n beams (at least 2) at temperature 0. The choices are the n outputs with the highest
     scores, best first."""
     length_penalty: float
-    """For a beam search: a choice's score is the sum of its log-probs divided by length ** length_penalty. Absent = 1.
-    """
+    """Only for a beam search. A choice's score is the sum of its log-probs divided by (its number of tokens) **
+    length_penalty. Absent = 1."""
     early_stopping: bool | Literal["never"]
-    """For a beam search: when it ends before max_tokens. True = as soon as n choices are finished; "never" = only when
-    no better choice is possible; False = when a better choice is unlikely, as in transformers."""
+    """When a beam search ends before max_tokens. True = as soon as n choices are finished; "never" = only when no
+    better choice is possible; False = when a better choice is unlikely, as in transformers."""
     stop: str | Sequence[str]
     """Stop strings, at most 16: the first that occurs ends the output and is not part of it."""
     structured_outputs: StructuredOutputs
@@ -64,8 +67,8 @@ class GenerateOptions(TypedDict, total=False):
     """How to speculate. True or absent = the gateway's defaults, False = plain decoding, a `Speculation` = its fields.
     """
     prediction: str
-    """A text that the output is expected to equal or resemble, such as a file before an edit. Draft tokens are taken
-    from it as long as the output follows it."""
+    """A text that the output is expected to equal or resemble, such as a file before an edit. While the output follows
+    this text, draft tokens are taken from the text."""
     cache_salt: str
     """A text of 1 to 256 bytes of UTF-8. Only requests with the same salt share cached prefixes."""
     user: str
@@ -74,7 +77,8 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     """Order among the requests of one caller: a lower number is admitted first; absent = 0."""
     max_tpot_ms: float
-    """Milliseconds that each output token should take at most, a hint to the scheduler; absent = no such hint."""
+    """Milliseconds that each output token should take at most. It is a hint to the scheduler, not a limit; absent = no
+    hint."""
     timeout_s: float | None
     """Seconds after which the call fails, retries included; None = no deadline; absent = the client's `timeout_s`."""
 

@@ -27,7 +27,7 @@ from outrider.wire.errors import ConfigError, Unavailable
 class LLM:
     """A target and its draft, run for this program only. Use it as `with`; several threads may share one LLM.
 
-    Workers and gateway are separate processes that listen on this machine only. They start with the LLM. They end with
+    The LLM starts the workers and the gateway as separate processes, which listen on this machine only. They end with
     `close`, at the end of the `with`, when the LLM is garbage-collected, and when the program ends, even by a crash.
     """
 
@@ -95,9 +95,10 @@ class LLM:
     ) -> list[Completion]:
         """Return the completion of each prompt, in the order of the prompts.
 
-        prompts: one text, one list of token ids, or a list of texts and lists of token ids. sampling: options for all
-        prompts, or a list with one set of options per prompt. The gateway runs as many requests at once as it admits;
-        the others wait. Raises the errors of `Client.generate`; the first error cancels the other requests.
+        prompts: one text, one list of token ids, or a list of texts and lists of token ids. sampling: one set of
+        options for all prompts, or a list with one set of options per prompt. The gateway runs as many requests at once
+        as it admits; the others wait. Raises the errors of `Client.generate`; the first error cancels the other
+        requests.
         """
         return self._generate(read_prompts(prompts), sampling)
 

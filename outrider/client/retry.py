@@ -19,22 +19,22 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a call is tried again, and how long it waits before each attempt.
+    """How often a call is tried again, and how long the client waits before each further attempt.
 
     A call is tried again after an error that is `retryable` (Unavailable, Overloaded), if no part of the reply has
-    arrived. The n-th wait, from 0, is the gateway's `retry-after` plus a random time from
-    [0, min(max_backoff_s, backoff_s * 2**n)].
+    arrived. Wait number n, from 0, is the gateway's `retry-after` plus a random time from [0, min(max_backoff_s,
+    backoff_s * 2**n)].
     """
 
     retries: int = 2
-    """Further attempts after the first; 0 = none."""
+    """Maximum number of attempts after the first one; 0 = a call is never tried again."""
     backoff_s: float = 0.1
-    """Upper bound of the first random wait, seconds."""
+    """Upper bound, in seconds, of the random part of the first wait. The bound doubles with each further wait."""
     max_backoff_s: float = 2.0
-    """Upper bound of every random wait, seconds."""
+    """Upper bound, in seconds, of the random part of any wait."""
     max_wait_s: float = 30.0
-    """Longest `retry-after` of a gateway, in seconds, that the client waits for. After a longer one the error is raised
-    at once."""
+    """Longest `retry-after` of a gateway, in seconds, that the client waits for. If a gateway asks for more, the error
+    is raised at once."""
 
     def __post_init__(self) -> None:
         for name in ("retries", "backoff_s", "max_backoff_s", "max_wait_s"):
@@ -87,7 +87,8 @@ async def _pause(policy: RetryPolicy, deadline: Deadline, error: OutriderError, 
 async def call_with_retries(
     call: Callable[[float | None], Awaitable[Reply]], timeout_s: float | None, policy: RetryPolicy
 ) -> Reply:
-    """Return the result of `call(remaining_s)`, retrying as `policy` allows. Only for calls without side effects.
+    """Return the result of `call(remaining_s)`, which is tried again as `policy` allows. Only for calls without side
+    effects.
 
     `remaining_s` is the number of seconds until the deadline. timeout_s: deadline in seconds for all attempts together;
     None = no deadline. Raises the last attempt's error, or DeadlineExceeded.
@@ -104,8 +105,8 @@ async def call_with_retries(
 async def generate_with_retries(
     transport: Transport, request: GenerateRequest, timeout_s: float | None, policy: RetryPolicy
 ) -> AsyncGenerator[GenerateResponse, None]:
-    """Yield the messages of a Generate call. The call is retried as `policy` allows, but only while no message has
-    arrived: an attempt after that would repeat or change text.
+    """Yield the messages of a Generate call. The call is tried again as `policy` allows, but only while no message has
+    arrived: a further attempt would repeat or change text that the caller already has.
 
     timeout_s: deadline in seconds for all attempts together; None = no deadline.
     """

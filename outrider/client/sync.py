@@ -33,8 +33,8 @@ class ClosedError(OutriderError):
 class LoopThread:
     """A thread with an event loop that runs the coroutines of one `AsyncClient` until `stop`.
 
-    core: that client. owner: what error messages call the object that uses the thread, such as "client". The thread
-    keeps no reference to that object, so that it can be garbage-collected.
+    core: the AsyncClient. owner: name, in error messages, of the object that uses the thread, such as "client". The
+    thread keeps no reference to that object, so that it can be garbage-collected.
     """
 
     def __init__(self, core: AsyncClient, owner: str = "client") -> None:
@@ -57,8 +57,8 @@ class LoopThread:
 
     @property
     def is_of_another_process(self) -> bool:
-        """Whether this process was forked from the process that started the thread. The thread does not run
-        here then.
+        """Whether this process was forked from the process that started the thread. A forked process does not have the
+        thread, so nothing can run on it.
         """
         return os.getpid() != self._pid
 
@@ -86,9 +86,9 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """End the thread and close its client. Idempotent; any thread may call it.
+        """End the thread and close its AsyncClient. Idempotent; any thread may call it.
 
-        It waits for the thread to end, unless the garbage collector calls it on that thread itself.
+        The caller waits until the thread has ended, unless the caller is this thread itself, in a garbage collection.
         """
         with self._lock:
             if not self._stopped:

@@ -26,8 +26,9 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _Stub: Any = GenerationServiceStub  # generated without types
 
 TEARDOWN_S = 0.1
-"""Minimum seconds between the close of a channel and a fork, so that gRPC's threads can end. Of 4,300 children forked
-right after a close, 7 hung in gRPC's start; of 1,384 forked at least 0.05 s later, none did."""
+"""Minimum seconds between the close of a gRPC channel and a fork of this process, so that gRPC's threads can end
+before. Of 4,300 children forked right after a close, 7 hung in gRPC's start; of 1,384 forked at least 0.05 s later,
+none did."""
 _open_channels: weakref.WeakSet[Any] = weakref.WeakSet()
 """Channels that are open in this process, or were open in its parent when it was forked."""
 _last_close_s = -math.inf
@@ -91,7 +92,7 @@ class GrpcTransport:
     def __init__(self, address: str, **options: Unpack[ConnectOptions]) -> None:
         self._given = read_address(address)
         self.address = self._given.target
-        """host:port of the gRPC server, or a name that gRPC resolves."""
+        """host:port of the gateway's gRPC server, or a name that gRPC resolves."""
         if self._given.is_tls:
             options = {**options, "tls": True}
         self._credentials = credentials_of(options)

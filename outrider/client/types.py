@@ -33,7 +33,7 @@ class DraftTokenKind(Enum):
     """How a draft token was proposed."""
 
     DRAWN = "drawn"
-    """Sampled from a distribution of the drafter, against which the acceptance rule tests it."""
+    """Sampled from a distribution of the drafter, which the acceptance rule compares with the target's distribution."""
     GUESS = "guess"
     """Proposed without a distribution. It is accepted if the target draws the same token."""
     FORCED = "forced"
@@ -46,31 +46,32 @@ class FinishReason(Enum):
     """Why an output ended."""
 
     STOP = "stop"
-    """It reached an end-of-sequence id, a stop id or a stop string."""
+    """The output reached an end-of-sequence id, a stop id or a stop string."""
     LENGTH = "length"
-    """It reached max_tokens or the context limit."""
+    """The output reached max_tokens or the context limit."""
 
 
 class DraftLogprobs(StrEnum):
-    """Which part of the draft's distributions is sent to the target at temperature > 0. With each of them the
-    output has the same distribution.
+    """Which part of each draft distribution the draft worker sends to the target at temperature > 0. The output has the
+    same distribution with each of these values.
     """
 
     AUTO = "auto"
-    """The server chooses FULL or TOPK."""
+    """The server chooses FULL or TOPK for the request."""
     FULL = "full"
-    """Probabilities of the whole vocabulary."""
+    """Probabilities of all tokens of the vocabulary."""
     TOPK = "topk"
     """Probabilities of the `Speculation.draft_topk` most likely tokens."""
 
 
 class AcceptanceRule(StrEnum):
-    """Which draft tokens the target accepts at temperature > 0. With either rule, at lenience 1, the output has the
-    target's distribution.
+    """Rule by which the target accepts draft tokens at temperature > 0. With either rule, at lenience 1, the output has
+    the target's distribution.
     """
 
     REJECTION = "rejection"
-    """Rejection sampling: accept with probability min(1, target / draft)."""
+    """Rejection sampling: a draft token is accepted with probability min(1, its target probability / its draft
+    probability)."""
     COUPLED = "coupled"
     """Accept a draft token if the target, drawing with the same random numbers, draws the same token. The output is
     then a function of prompt, parameters and seed, whatever is drafted."""
@@ -84,12 +85,12 @@ class Speculation:
     """
 
     enabled: bool = True
-    """Whether draft tokens are verified; False = plain decoding."""
+    """Whether the target verifies draft tokens for this request; False = plain decoding."""
     num_draft_tokens: NumDraftTokens | None = None
     """Maximum number of draft tokens that a round verifies (K), 0 to 64. "auto" = the number that gives the most tokens
     per second, chosen step by step."""
     draft_logprobs: DraftLogprobs | str | None = None
-    """Which part of the draft's distributions is sent to the target."""
+    """Which part of each draft distribution the draft worker sends to the target at temperature > 0."""
     draft_topk: int | None = None
     """Number of tokens in each distribution if `draft_logprobs` is TOPK, at least 1."""
     acceptance: AcceptanceRule | str | None = None
@@ -101,8 +102,9 @@ class Speculation:
     drafter: Drafter | str | None = None
     """What proposes draft tokens."""
     tree: str | None = None
-    """Shape of a draft tree to verify in place of a chain. "4x2x1" = each node has 4, 2 and 1 children at depths 0, 1
-    and 2. "best:12x4" = the 12 most likely nodes up to a depth of 4. Not allowed with num_draft_tokens or lenience."""
+    """Shape of a draft tree to verify in place of a chain. "4x2x1" = the root (the last committed token) has 4
+    children, each of these has 2, and each of those has 1. "best:12x4" = the 12 most likely nodes, each at most 4 draft
+    tokens below the root. Not allowed with num_draft_tokens or lenience."""
     explain: bool = False
     """Whether each `Round` has an `Explanation` of what it verified and rejected. The output stays the same. Not
     allowed with a beam search."""
@@ -147,25 +149,27 @@ class Token:
     id: int
     kind: TokenKind
     text: str
-    """The token's own text; part of a UTF-8 character is U+FFFD. For the output's text join `Round.text_delta`."""
+    """The text of this token alone. If the token is only a part of a UTF-8 character, the text is U+FFFD. For the
+    output's text join `Round.text_delta`."""
     logprobs: TokenLogprobs | None = None
     """Log-probs at the token's position; None unless the request gave `num_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTimings:
-    """Seconds that a round and its parts took, measured by the gateway. The parts sum to `total_s`, unless several
-    rounds arrived together.
+    """Seconds that a round and its parts took, measured by the gateway. The parts sum to `total_s`, unless the gateway
+    received several rounds at once.
     """
 
     total_s: float
-    """Time since the choice's previous round. For its first round: since the request was sent to the target."""
+    """Seconds since the end of the choice's previous round. For its first round: since the request was sent to the
+    target."""
     deliver_s: float
-    """Time for which the target held its step back to wait for draft tokens."""
+    """Seconds for which the target held its step back to wait for draft tokens."""
     verify_s: float
-    """Time in the target's queue, forward and acceptance."""
+    """Seconds of the target's work: in its queue, in the forward and in the acceptance of draft tokens."""
     overhead_s: float
-    """The remaining time: network, gateway and commit."""
+    """Seconds of `total_s` that are in no other part: network, gateway and commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +182,8 @@ class DraftToken:
     """Index in `Explanation.draft` of the draft token that this one follows; -1 = it follows the last committed token.
     """
     accepted: bool
-    """Whether the acceptance rule accepted it. An accepted token is still left out of the output if a stop precedes it.
-    """
+    """Whether the acceptance rule accepted this draft token. If the output stops before it, it is accepted and yet not
+    in the output."""
     kind: DraftTokenKind
 
 
@@ -205,8 +209,8 @@ class Rejection:
     """The target's most likely tokens for this position, at most 5, most likely first, with log-probs under the
     distribution that it draws from. At temperature 0 the log-probs are computed at temperature 1."""
     draft_law: tuple[RankedToken, ...]
-    """The drafter's most likely tokens for this position, at most 5, most likely first, under the distribution that its
-    draft tokens were sampled from. Empty if they were proposed without a distribution."""
+    """The drafter's most likely tokens for this position, at most 5, most likely first, under the distribution from
+    which the draft tokens here were sampled. Empty if they were proposed without a distribution."""
     draft_guesses: tuple[RankedToken, ...]
     """Draft tokens proposed for this position without a distribution, at most 5, best first. Empty if the draft tokens
     were sampled from a distribution."""
@@ -221,7 +225,7 @@ class Explanation:
     drafter: str | None
     """Label of the drafter, such as "model", "ngram" or "grammar"; None = the step had no draft tokens."""
     batch_size: int
-    """Number of choices, of this and other requests, in the same forward of the target."""
+    """Number of choices in the forward of the target that made this round, those of other requests included."""
     draft: tuple[DraftToken, ...]
     """The verified draft tokens. Parents come before their children."""
     rejection: Rejection | None
@@ -232,7 +236,8 @@ class Explanation:
     forward_s: float
     accept_s: float
     draft_s: float | None
-    """Seconds of the draft worker's steps, which run in parallel to the other parts; None = no draft worker drafted."""
+    """Seconds of the draft worker's steps that made the verified draft tokens. They ran in parallel to the round's
+    other parts. None = no draft worker made draft tokens here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +256,8 @@ class Round:
     timings: RoundTimings
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
-    """The stop string or stop id that ended the output; None = something else ended it, such as
-    max_tokens or the model's end-of-sequence id, or it has not ended."""
+    """The stop string or stop id that ended the output. None = the output has not ended yet, or something else ended
+    it, such as max_tokens or the model's end-of-sequence id."""
     usage: Usage | None = None
     score: float | None = None
     """Score of a beam search's output: the sum of its log-probs, in nats, divided by length ** length_penalty. Such an
@@ -305,6 +310,6 @@ class Model:
     """Maximum number of tokens of prompt and output together."""
     vocab_size: int
     draft_id: str | None
-    """Id of the draft worker's model; None = no draft worker serves this model now."""
+    """Id of the model that the draft worker for this target runs; None = no draft worker serves this target now."""
     drafters: tuple[Drafter, ...] = ()
     """Drafters that a request for this model may name now."""

@@ -17,7 +17,7 @@ PLAIN_ADVICE = {
     "num_draft_tokens=5 (-K 5) drafts all the same",
     "refused": "what was drafted broke a rule of the protocol; the gateway's log names it",
 }
-"""For each value of `Usage.plain_reason`, a sentence on why nothing was drafted and what to try."""
+"""For each value of `Usage.plain_reason`: a sentence on why plain steps had no draft tokens, and what to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,43 +29,47 @@ class Usage:
     num_rounds: int
     """Number of the target's steps that verified at least one draft token."""
     num_draft_tokens: int
-    """Number of draft tokens that were verified."""
+    """Number of draft tokens that the target verified, accepted or not. Draft tokens that came too late to be verified
+    are not counted."""
     num_accepted_tokens: int
     num_plain_steps: int
     """Number of the target's steps without draft tokens."""
     num_wasted_tokens: int
-    """Number of draft tokens that matched the output but arrived after the step that they were for."""
+    """Number of draft tokens that equal the output's tokens but arrived after the target's step that could have
+    verified them."""
     seed: int
-    """Seed of the request: the one that it gave, or the one that the gateway drew."""
+    """Seed of the request: the one in the request, or else the one that the gateway drew."""
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens found in the target's prefix cache. For several choices: the smallest of their counts."""
     lenience: float | None = None
-    """Lenience of the acceptance rule; None = the output follows the target's distribution exactly."""
+    """Lenience of the acceptance rule if it was below 1; None = the output follows the target's distribution
+    exactly."""
     num_accepted_prediction_tokens: int = 0
-    """Number of output tokens that were drafted from the request's prediction."""
+    """Number of output tokens that were draft tokens copied from the request's prediction."""
     num_rejected_prediction_tokens: int = 0
-    """Number of the prediction's tokens that are not in the output."""
+    """Number of tokens of the request's prediction, less `num_accepted_prediction_tokens`; at least 0."""
     plain_reason: str | None = None
-    """Why most of the plain steps had no draft tokens, as a key of `PLAIN_ADVICE`; None = there were no plain steps."""
+    """Why most of the plain steps had no draft tokens, as a key of `PLAIN_ADVICE`; None = the target made no plain
+    steps."""
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted divided by drafted tokens, in [0, 1]; None = nothing was drafted."""
+        """Accepted draft tokens divided by `num_draft_tokens`, in [0, 1]; None = no draft token was verified."""
         if not self.num_draft_tokens:
             return None
         return self.num_accepted_tokens / self.num_draft_tokens
 
     @property
     def mean_accepted_length(self) -> float | None:
-        """1 + accepted tokens divided by rounds, as vLLM defines it; None = nothing was drafted."""
+        """1 + accepted draft tokens divided by `num_rounds`, as vLLM defines it; None = no draft token was verified."""
         if not self.num_rounds:
             return None
         return 1 + self.num_accepted_tokens / self.num_rounds
 
     @property
     def mean_emitted_length(self) -> float | None:
-        """Mean number of output tokens that a round made; None = nothing was drafted. Unlike `mean_accepted_length` it
-        leaves out tokens that were accepted after the end of the output.
+        """Mean number of output tokens that a round added; None = no draft token was verified. Unlike
+        `mean_accepted_length` it does not count draft tokens that were accepted after the end of the output.
         """
         if not self.num_rounds:
             return None
@@ -74,14 +78,14 @@ class Usage:
 
     @property
     def tokens_per_target_pass(self) -> float | None:
-        """Output tokens divided by the target's steps (rounds and plain steps); None = there was no step yet."""
+        """Output tokens divided by the number of the target's steps (rounds and plain steps); None = no step yet."""
         num_steps = self.num_rounds + self.num_plain_steps
         if not num_steps:
             return None
         return self.num_completion_tokens / num_steps
 
     def describe(self) -> str:
-        """Return a sentence on the draft tokens' acceptance, or on why nothing was drafted and what to try."""
+        """Return a sentence on how many draft tokens were accepted or, if none was verified, on why and what to try."""
         if self.acceptance_rate is None or self.mean_accepted_length is None:
             advice = PLAIN_ADVICE.get(self.plain_reason or "")
             if not advice:

@@ -23,13 +23,14 @@ from gateway.tools.reading import Reading
 from outrider.wire.errors import OutriderError
 
 PLAIN_TEXT = Reading(family=None, schemas={}, reasoning=None, in_reasoning=False, max_calls=None, shown_ids=frozenset())
-"""Parser for an output in which neither tool calls nor reasoning are looked for."""
+"""Reading for an output that is all text: neither tool calls nor reasoning are looked for in it."""
 
 
 class Form(Protocol):
-    """Writes one response in the protocol of its endpoint. All outputs of the choice must be pushed to it, in order.
+    """Interface: writes one response of /v1/responses or /v1/messages, in the protocol of that API.
 
-    An event is a dict with a `type`.
+    Every output of the choice must be passed to `push`, in order. An event is a dict with a `type`, which names the
+    event.
     """
 
     def begin(self) -> Iterator[Json]:
@@ -39,17 +40,21 @@ class Form(Protocol):
         """Yield the events for the output of one round."""
 
     def without_text(self) -> Json:
-        """Return an event that adds no text to the response, for a round that has no event of its own."""
+        """Return an event that adds no text to the response.
+
+        If `push` yields no event for a round, the round's field `speculation` is sent with this event.
+        """
 
     def failed(self, error: OutriderError) -> Iterator[Json]:
-        """Yield the events that end a stream after an error that happened when it had already begun."""
+        """Yield the events that end a stream which has begun and cannot go on because of `error`."""
 
     def whole(self) -> Json:
-        """Return the whole response, with all outputs pushed so far."""
+        """Return the JSON of the whole response, made of all outputs that were passed to `push`."""
 
 
 FormFactory = Callable[[GenerationRequest, Tokenizer], Form]
-"""Function that creates the Form of one response, given its request and the tokenizer of the model."""
+"""Function that creates the Form of one response, given the GenerationRequest and the tokenizer of the request's
+model."""
 
 
 class AnswerReader:
@@ -85,7 +90,10 @@ class AnswerReader:
         return self._reader.has_calls
 
     def usage(self, output: RoundOutput) -> Json:
-        """Return the field `usage`, in the form of /v1/chat/completions. output: last output of the choice."""
+        """Return the choice's usage as the field `usage` of /v1/chat/completions writes it.
+
+        output: last output of the choice, the only one that has the choice's usage.
+        """
         assert output.usage is not None
         return usage_of([output.usage], 1, self._reader.num_reasoning_tokens)
 
@@ -93,7 +101,7 @@ class AnswerReader:
 class LayerAnswer:
     """Runs one request of Responses or Messages, the APIs that the gateway converts to chats.
 
-    The response is returned as a `whole` or yielded as `events`.
+    Await `whole` for a response in one piece, or iterate over `events` for a stream.
     """
 
     def __init__(
@@ -132,7 +140,10 @@ class LayerAnswer:
         return whole
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Run the request, and yield server-sent events. Each item has all events of one round."""
+        """Run the request, and yield server-sent events in bytes.
+
+        The first item has the events with which the stream begins. Each further item has all events of one round.
+        """
         async with self._admission.answers(self._unchecked, self._incoming) as answers:
             form = self._create_form(answers.requests[0])
             await self._admission.wait_for_slot(answers)
@@ -146,7 +157,7 @@ class LayerAnswer:
                     yield encode_events(events)
 
     def failure(self, error: OutriderError) -> bytes:
-        """Return the server-sent events that end a stream after an error that happened when it had already begun."""
+        """Return the server-sent events that end a stream which has begun and cannot go on because of `error`."""
         assert self._form is not None
         return encode_events(self._form.failed(error))
 

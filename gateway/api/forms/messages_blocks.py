@@ -14,19 +14,22 @@ from gateway.api.schemas.messages import type_field, written_arguments
 from outrider.wire.errors import InvalidRequest
 
 DOCUMENTS = ("document", "search_result")
-"""Types of blocks that become text with a heading."""
+"""Types of content blocks, of a user's message, whose text goes into the prompt below their title."""
 BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", *DOCUMENTS)
-"""Types of blocks that requests may contain."""
+"""All types of content blocks that a request of /v1/messages may contain."""
 ROLE_BLOCKS = {
     "user": ("text", "tool_result", *DOCUMENTS),
     "system": ("text",),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
-"""Types of blocks that a message may contain, by its role."""
+"""For each role of a message: the types of content blocks that the message may contain."""
 
 
 def as_blocks(value: Any) -> Any:
-    """Return a string as a list of one text block, None as an empty list, and any other value unchanged."""
+    """Return `value` as a list of content blocks.
+
+    A string becomes a list of one text block, None an empty list. Any other value is returned unchanged.
+    """
     if value is None:
         return []
     if isinstance(value, str):

@@ -64,11 +64,15 @@ MESSAGES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "compaction": (),
     "thread": (),
 }
-"""Parameters that are not supported, with the values (besides null) that are accepted because they request nothing."""
+"""For each parameter of /v1/messages that is not supported: the values (besides null) that are still accepted, because
+the server does the same without the parameter."""
 
 
 class InputMessage(LenientSchema):
-    """A message of the chat. A response may be sent back as a message: fields besides role and content are ignored."""
+    """One message of a request of /v1/messages.
+
+    Fields besides `role` and `content` are ignored, because clients send back whole responses as messages.
+    """
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[

@@ -17,7 +17,7 @@ DIRECT = "direct"
 
 
 class MessagesTool(LenientSchema):
-    """A tool whose calls the client runs."""
+    """A tool of a request of /v1/messages whose calls the client runs, not a server."""
 
     type: Literal["custom"] | None = described("custom; a tool of another type is left out")
     name: str
@@ -27,9 +27,9 @@ class MessagesTool(LenientSchema):
     allowed_callers: list[str] | None = described("a tool that programs alone may call is left out")
 
     def tool(self, index: int) -> Tool | None:
-        """Return this tool in the gateway's own form; None if the model may not call it.
+        """Return this tool as the gateway's Tool; None if the model may not call it.
 
-        index: place of the tool in the request's `tools`, which errors name.
+        index: index of the tool in the request's `tools`, from 0. Error messages name it.
         """
         if self.allowed_callers and DIRECT not in self.allowed_callers:
             log_ignored("tools that programs alone may call, which are not offered to the model")
@@ -52,9 +52,10 @@ class ToolChoice(LenientSchema):
     disable_parallel_tool_use: bool | None = described("at most one call. Default: false")
 
     def offer(self, tools: Sequence[Tool]) -> ToolOffer:
-        """Return the tools that the model may call, with this choice of whether it must call one, and which.
+        """Return the ToolOffer of a request with these tools and this `tool_choice`.
 
-        Raises InvalidRequest for a tool that cannot be called, and for a choice that does not fit the tools.
+        It holds the tools that the model may call, and whether the model must call one, and which. Raises
+        InvalidRequest for a tool that cannot be called, and for a `tool_choice` that does not fit the tools.
         """
         if (self.type == "tool") is (self.name is None):
             text = f"tool_choice has type {self.type} and {'no ' * (self.name is None)}name; they go together"

@@ -22,14 +22,15 @@ from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, P
 from outrider.wire.errors import OutriderError, Overloaded
 
 CALLS = ("function_call", "custom_tool_call")
-"""Types of items that are tool calls. Items of other types have a list of content parts."""
+"""Types of output items of /v1/responses that are tool calls. Items of other types have a list of content parts."""
 EMPTY_ITEMS: dict[str, tuple[str, Json]] = {
     "message": ("msg", {"role": "assistant", "content": []}),
     "reasoning": ("rs", {"summary": [], "content": [], "encrypted_content": None}),
     "function_call": ("fc", {"arguments": ""}),
     "custom_tool_call": ("ctc", {"input": ""}),
 }
-"""For each type of item: the prefix of the item's id, and the fields of an item that has no text yet."""
+"""For each type of output item of /v1/responses: the prefix of the item's id, and the fields of an item that has no
+text yet."""
 
 
 class ResponseForm:

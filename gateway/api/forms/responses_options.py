@@ -20,7 +20,7 @@ RESPONSES_IGNORED = {
     "max_tool_calls": "of tools that the server runs, and it runs none",
     "client_metadata": "nothing is stored",
 }
-"""Parameters that are accepted and have no effect, with the reason."""
+"""Parameters of /v1/responses that are accepted and have no effect, with the reason."""
 RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "previous_response_id": (),
@@ -31,9 +31,9 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "truncation": ("disabled",),
 }
-"""Parameters that are not supported, with the values (besides null) that are accepted because they request nothing.
-
-For example, the server stores no responses, so `store` may only be false or null."""
+"""For each parameter of /v1/responses that is not supported: the values (besides null) that are still accepted, because
+the server does the same without the parameter. For example, the server stores no responses, so `store` may only be
+false or null."""
 
 Include = Literal[
     "message.output_text.logprobs",
@@ -48,7 +48,10 @@ Include = Literal[
 
 
 class TextFormat(JsonSchemaBody):
-    """OpenAI's `text.format`: a chat's `response_format` in which the fields of `json_schema` stand beside `type`."""
+    """OpenAI's field `text.format` of /v1/responses.
+
+    It is the `response_format` of a chat, except that the fields of `json_schema` are directly beside `type`.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     schema_: Any = Field(default=None, alias="schema", description="a JSON Schema (2020-12), with type json_schema")

@@ -54,7 +54,7 @@ class InputMessage(LenientSchema):
 
 
 class InputCall(LenientSchema):
-    """A past call of a function, whose arguments are JSON, or of a custom tool, whose input is any text."""
+    """Input item that is a past call of a function (with JSON arguments) or a custom tool (with any text as input)."""
 
     type: Literal["function_call", "custom_tool_call"]
     call_id: str
@@ -110,7 +110,10 @@ LEFT_OUT = re.compile("(_call|_output)$|^mcp_")
 
 
 class InputLeftOut(LenientSchema):
-    """A past call, or its result, of a tool that this server does not have. The item is left out of the chat."""
+    """Input item that is a call, or the result of a call, of a tool that this server does not have.
+
+    The item is left out of the chat that the model sees.
+    """
 
     type: str = Field(json_schema_extra={"pattern": LEFT_OUT.pattern, "not": {"enum": list(ITEM_TAGS)}})
 
@@ -154,7 +157,7 @@ class NamedTool(TypedDict):
 
 
 def read_choice(value: Any) -> str | tuple[str]:
-    """Return the value of `tool_choice`: a word, or `(name,)` if it names a tool.
+    """Return the value of the field `tool_choice`: a word such as "auto", or `(name,)` if the value names a tool.
 
     Raises ValueError for any other value.
     """
@@ -218,9 +221,9 @@ class ResponsesBody(Layer):
 
     @cached_property
     def offered(self) -> dict[str, OfferedTool]:
-        """Tools that the model may call, by the name with which it calls them.
+        """The tools that the model may call, by the name with which the model calls them.
 
-        Raises InvalidRequest if two have the same name.
+        Raises InvalidRequest if two tools have the same name.
         """
         by_name: dict[str, OfferedTool] = {}
         for offered in offered_tools(self.tools or ()):
@@ -257,7 +260,7 @@ class ResponsesBody(Layer):
 
     @property
     def effort(self) -> str | None:
-        """Reasoning effort, which the chat template gets as a variable; None if the request names none."""
+        """Reasoning effort, which the chat template gets as a variable; None if the request has no reasoning effort."""
         if self.reasoning is None:
             return None
         return self.reasoning.effort

@@ -46,7 +46,7 @@ InnerTool = Annotated[
 
 
 class NamespaceTool(LenientSchema):
-    """Several tools under the name of a namespace."""
+    """A namespace in a request's `tools`: several tools, which the model calls by `namespace__name`."""
 
     type: Literal["namespace"]
     name: str
@@ -91,13 +91,13 @@ class OfferedTool:
 
     @property
     def call_type(self) -> str:
-        """Type of the response's items that are calls of this tool."""
+        """Type of the output items that are calls of this tool."""
         if self.is_custom:
             return "custom_tool_call"
         return "function_call"
 
     def item_fields(self) -> dict[str, Any]:
-        """Return the fields of a call's item that tell the client which tool is called."""
+        """Return the fields by which the output item of a call tells the client which tool is called."""
         if self.namespace is None:
             return {"name": self.name}
         return {"name": self.name, "namespace": self.namespace}

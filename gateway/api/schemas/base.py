@@ -13,7 +13,8 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_FIELDS = 64
-"""Maximal number of fields of a JSON object in a body. A map, whose keys callers choose, may have more."""
+"""Maximal number of fields of a JSON object in a body. A map whose keys the client chooses, such as `logit_bias`, may
+have more."""
 MAX_NAMED = 100
 """Maximal number of ignored fields whose names are logged in the life of a process. Clients choose the names, so a
 limit is needed."""

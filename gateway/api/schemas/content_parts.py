@@ -15,11 +15,11 @@ from gateway.confined.template_shape import text_of_content
 from outrider.wire.errors import InvalidRequest
 
 TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
-"""Types of parts that have their text in the field `text`."""
+"""Types of content parts of a message that have their text in the field `text`."""
 SKIPPED_PARTS = ("redacted_thinking",)
-"""Types of parts that are skipped, because their content is encrypted."""
+"""Types of content parts of a message that are skipped, because their content is encrypted."""
 ROLES_OF_OTHERS = ("assistant", "tool", "function")
-"""Roles of messages that the caller did not write. An image or a file in such a message becomes a line of text."""
+"""Roles of messages that the caller did not write. In such a message a line of text replaces an image or a file."""
 
 
 class NoTextPart(ValueError):

@@ -26,10 +26,11 @@ from gateway.confined.template_shape import Message
 from gateway.tools.offer import MAX_LISTED_TOOLS, Tool
 
 CONTINUES = ("prefix", "partial")
-"""Fields by which clients ask other servers to continue a message. A request with one is refused; the error names the
-fields that ask this server for it."""
+"""Fields of a message by which clients ask other servers to continue that message. A request with such a field is
+refused. The error names the fields to use instead."""
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""Names of the field with a message's reasoning: the first in this server's responses, the others in other servers'."""
+"""Names of the field that holds a message's reasoning. This server's responses have the first; other servers' responses
+have one of the others."""
 CUSTOM_INPUT = "input"
 """Name of the only argument of the function that represents a custom tool in the prompt."""
 
@@ -171,9 +172,9 @@ class ToolBody(LenientSchema):
     function: FunctionBody
 
     def tool(self, index: int) -> Tool | None:
-        """Return this tool in the gateway's own form.
+        """Return this tool as the gateway's Tool.
 
-        index: place of the tool in the request's `tools`, which errors name.
+        index: index of the tool in the request's `tools`, from 0. Error messages name it.
         """
         function = self.function
         place = f"tools[{index}].function.parameters"

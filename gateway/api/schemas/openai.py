@@ -73,7 +73,7 @@ class NamedTool(TypedDict):
 
 
 def read_tool_choice(value: Any) -> str | tuple[str]:
-    """Return the value of `tool_choice`: a word, or `(name,)` if it names a tool.
+    """Return the value of the field `tool_choice`: a word such as "auto", or `(name,)` if the value names a tool.
 
     Raises ValueError for any other value.
     """
@@ -129,7 +129,7 @@ class CompletionBody(SharedFields):
 
     @property
     def num_made(self) -> int:
-        """Number of choices that are generated for each prompt; `n` of them are returned."""
+        """Number of choices that are generated for each prompt. The response has only the best `n` of them."""
         if self.best_of is None:
             return self.n or 1
         return self.best_of

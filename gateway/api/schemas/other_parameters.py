@@ -37,8 +37,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""Parameters of OpenAI, xAI and vLLM that are not supported, with the values (besides null) that are accepted because
-they request nothing."""
+"""For each parameter of OpenAI, xAI and vLLM that is not supported: the values (besides null) that are still accepted,
+because the server does the same without the parameter."""
 
 TODAY = {
     "guided_json": '"structured_outputs": {"json": ...}',
@@ -58,15 +58,15 @@ TODAY = {
     "num_beams": '"use_beam_search": true and "n"',
     "stop_words": '"stop"',
 }
-"""Parameter names of other servers or older versions, each with what to write here instead; None if there is no
+"""For each parameter name of other servers or of older versions: what to write here instead; None if there is no
 equivalent."""
 
 
 def without_former(value: Any) -> Any:
-    """Return a body without those parameters of TODAY whose value is null.
+    """Return a body without the parameters that TODAY names, if their values are null.
 
-    Raises InvalidRequest, which names the equivalent, if a parameter of TODAY has another value. A JSON value that is
-    no object is returned unchanged; pydantic refuses it later.
+    Raises InvalidRequest, which names the equivalent, if such a parameter has another value. A JSON value that is no
+    object is returned unchanged; pydantic refuses it later.
     """
     if not isinstance(value, dict):
         return value

@@ -18,8 +18,8 @@ Body = TypeVar("Body", bound=BaseModel)
 def parse_body(cls: type[Body], data: Any, models: Callable[[], Iterable[ServedFacts]] = tuple) -> Body:
     """Parse a JSON value as a body of the class `cls`, and return the body.
 
-    models: function that returns the served models. If a message has an image, and the model could read images but its
-    part for them is not loaded, the error mentions that.
+    models: function that returns the served models. If a message has an image, and the checkpoint of the requested
+    model has parts for images, which Outrider does not load, the error says so.
 
     Raises InvalidRequest, which names the first parameter that is unknown, not supported, or of the wrong type.
     """

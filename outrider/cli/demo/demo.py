@@ -37,9 +37,10 @@ def demo(
     no_ray: Annotated[bool, typer.Option("--no-ray", help="Plain processes instead of Ray actors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log.")] = False,
 ) -> None:
-    """Start the demo pair, show three ways to draft, compare each with plain decoding, and prove the text.
+    """Start the demo pair, show three ways to draft, compare each with plain decoding, and check every output.
 
-    The exit code is 1 if a part could not start, or if an answer is not the target's own.
+    Each output must be the text that the target generates alone. The exit code is 1 if one is not, or if a part could
+    not start.
     """
     began = time.perf_counter()
     notes = note_console()
@@ -123,11 +124,11 @@ def _speed(measured: Measurement) -> str:
 
 
 def report(shown: Sequence[DemoPart], measured: Sequence[Measurement], comparison: Comparison) -> None:
-    """Print a table of the ways to draft, an explanation of those that do not pay on this machine, and whether every
-    output is that of the target alone.
+    """Print a table of the ways to draft, a reason for each way that does not pay on this machine, and whether every
+    output is the one that the target generates alone.
 
-    shown, measured: the ways to draft and their measurements, in the same order. comparison: result of
-    comparing all outputs with those of transformers.
+    shown, measured: the ways to draft and their measurements, in the same order. comparison: result of comparing all
+    outputs with those of transformers.
     """
     console = answer_console()
     answers = _answers_of(measured)

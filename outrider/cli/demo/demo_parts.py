@@ -27,13 +27,13 @@ class DemoPart:
 
     title: str
     description: str
-    """A sentence on how draft tokens are made."""
+    """A sentence on where this way to draft gets its draft tokens."""
     prompts: tuple[str, ...]
     """Prompts whose outputs are measured. The output of the first is also printed."""
     speculation: Speculation
     before: Callable[[str], str] | None = None
-    """Function that returns the request's prediction (a text before an edit), given the output of plain decoding; None
-    = requests have no prediction."""
+    """Function that returns the text before an edit, which becomes the request's prediction, given the output of plain
+    decoding; None = the requests have no prediction."""
 
 
 def parts() -> list[DemoPart]:

@@ -18,7 +18,7 @@ from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.system import demo_model
 
 REFERENCE_TIMEOUT_S = 600.0
-"""Maximum seconds for transformers to generate the outputs to compare with."""
+"""Maximum seconds for transformers to generate all outputs with which the demo's outputs are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class DemoRequests:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The output to one prompt by plain decoding and with drafting, each generated twice."""
+    """The outputs to one prompt: two by plain decoding and two with drafting."""
 
     plain: tuple[DemoOutput, DemoOutput]
     drafted: tuple[DemoOutput, DemoOutput]
@@ -143,7 +143,7 @@ class Measurement:
 
     @property
     def round_cost(self) -> float:
-        """Time of a step with drafting divided by the time of a plain step."""
+        """Mean time of a target's step in the outputs with drafting, divided by the mean time of a plain step."""
         return _step_s(self._drafted) / _step_s(self._plain)
 
 
@@ -169,15 +169,17 @@ class Comparison:
     num_tokens: int
     """Number of tokens of all compared outputs."""
     differences: list[dict[str, Any]]
-    """The first difference of each output that has one, as a dict: answer (index of the output), position (in it),
-    expected and found (token ids), top2_gap (difference of the two largest logits there)."""
+    """The first difference of each output that differs, as a dict: answer (index of the output), position (of the token
+    in the output, from 0), expected and found (token ids of transformers and of the output), top2_gap (difference of
+    the two largest logits at this position)."""
 
 
 def measure(asking: DemoRequests, prompt: str, speculation: Speculation, before: Callable[[str], str] | None) -> Pair:
     """Generate the output for a prompt four times: by plain decoding, twice with drafting, and by plain decoding again.
-    In this order other load of the machine affects both alike.
+    If the machine's other load grows or falls meanwhile, it slows plain decoding and drafting about equally.
 
-    before: returns the request's prediction, given the plain output; None = the request has no prediction.
+    asking: sends the requests. before: returns the request's prediction, given the plain output; None = the request has
+    no prediction.
     """
     first = asking.answer(prompt, False)
     prediction = None
@@ -191,7 +193,8 @@ def measure(asking: DemoRequests, prompt: str, speculation: Speculation, before:
 def compare(
     model: str, max_tokens: int, repetition_penalty: float, answers: Sequence[DemoOutput], stop: StopFlag
 ) -> Comparison:
-    """Generate outputs to the prompts of `answers` with transformers, in another process, and compare them.
+    """Generate outputs to the prompts of `answers` with transformers, in another process, and compare them with
+    `answers`.
 
     model: path of the target's model. Raises OutriderError if the process fails, StopRequested after a stop.
     """

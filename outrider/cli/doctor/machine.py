@@ -36,7 +36,7 @@ WITHOUT: dict[str, tuple[State, str]] = {
 RAY_STORE_BYTES = 100 << 20
 """Number of bytes of shared memory that `outrider up` gives to Ray's object store."""
 OWN_FILES = 256
-"""Approximate number of files that a gateway has open in addition to its users' connections."""
+"""Approximate number of files and sockets that a gateway has open in addition to its users' connections."""
 SPARE_DISK_BYTES = 1 << 30
 """Number of free bytes on the disk below which there is a warning. Logs, the compiled forward and downloads need
 them."""
@@ -47,7 +47,7 @@ class Finding:
     """The result of one check of `outrider doctor`."""
 
     check: str
-    """Name of the check."""
+    """Name of the check that made this finding, as text for the user."""
     state: State
     found: str
     """What was found, as text for the user."""

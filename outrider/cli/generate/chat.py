@@ -64,8 +64,8 @@ def _loop(conversation: Conversation) -> bool:
 
 
 class Conversation:
-    """The messages of a chat so far. A message is kept only together with its answer, so that after a failure it can be
-    sent again.
+    """The messages of a chat so far. A user's message is added only together with its answer, so that the user can send
+    it again after a failed request.
     """
 
     def __init__(self, client: Client, options: GenerateOptions, system: str | None) -> None:

@@ -39,7 +39,8 @@ class KindPainter:
     """Assigns to each character in the text deltas of an output the kind of the token that it comes from.
 
     The text of a round's tokens and its text delta differ: a character may take several tokens, and text that may begin
-    a stop string is held back. Every character of every delta is returned once, in order; only the kind is inferred.
+    a stop string is held back. Every character of every delta is returned once, in order. The kind is a guess where a
+    token's text is not found in the delta.
     """
 
     def __init__(self) -> None:

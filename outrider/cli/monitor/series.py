@@ -33,13 +33,13 @@ class Scrape:
         return cls(at_s, samples)
 
     def find(self, name: str, **labels: str) -> Iterator[tuple[Labels, float]]:
-        """Yield (labels, value) of the samples with a name whose labels include the given ones."""
+        """Yield (labels, value) of each sample of the series `name` whose labels include `labels`."""
         for found, value in self.samples.get(name, ()):
             if labels.items() <= found.items():
                 yield found, value
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the sum of the values that `find` yields; None = it yields none."""
+        """Return the sum of the values that `find` yields for the same arguments; None = there is no such sample."""
         values = [value for _, value in self.find(name, **labels)]
         if not values:
             return None
@@ -66,8 +66,8 @@ class ScrapeInterval:
         return self.after.at_s <= self.before.at_s
 
     def increase(self, name: str, **labels: str) -> float | None:
-        """Return the increase, between the scrapes, of the sum of the counters with this name and labels. If the
-        process was restarted, or a counter is new, the increase is counted from 0.
+        """Return how much the sum of the counters with this name and labels grew between the two scrapes. A counter
+        that is new, or whose process was restarted in between, is taken to have grown from 0.
         """
         after = self.after.value(name, **labels)
         if self.is_empty or after is None:

@@ -29,7 +29,8 @@ from outrider.wire.errors import Unavailable
 from outrider.wire.transport.address import is_host_port
 
 TIMEOUT_S = 2.0
-"""Seconds to wait for a reply of a gateway or worker. Without a reply it counts as away."""
+"""Seconds to wait for the reply of a gateway or worker to one scrape. A process that does not reply in time is shown as
+away."""
 
 
 def top(

@@ -14,7 +14,8 @@ from rich.text import Text
 from outrider.cli.monitor.series import Labels, Scrape, ScrapeInterval, ratio
 
 BAR_WIDTH = 30
-"""Width, in characters, of the bar that stands for a whole round. With label and figures it fits 80 columns."""
+"""Width, in characters, of the bar that stands for the duration of a whole round. With its label and figures it fits
+into 80 columns."""
 WIDE = 110
 """Minimum width of the terminal, in characters, at which pool and role are columns of the table. On a narrower terminal
 they are left out, since a worker's name contains both."""
@@ -36,7 +37,8 @@ class SystemView:
     workers: Mapping[str, ScrapeInterval] = field(default_factory=dict)
     """The last two scrapes of each worker that could be scraped, by worker name."""
     away: str | None = None
-    """Why the gateway could not be scraped now, in which case the other fields are older; None = it was scraped."""
+    """Why the gateway did not reply to the last scrape; None = it replied. If it did not, the other fields are still
+    those of the scrapes before."""
 
 
 def screen(view: SystemView, width: int) -> RenderableType:
@@ -127,10 +129,10 @@ def _pool_states(gateway: ScrapeInterval) -> dict[str, Counter[str]]:
 
 
 def state_of(gateway: ScrapeInterval, member: Labels) -> str:
-    """Return the state of a worker, as far as the gateway's series show it.
+    """Return the state of a worker, as far as the gateway's metrics tell it.
 
-    They show the exact state only if all workers of the pool are in the same one. Otherwise the result is only whether
-    the worker is connected, lost or away. member: labels of the worker.
+    The metrics count the workers of a pool by state. If all are in one state, that state is returned. Otherwise the
+    result is "connected", "lost" or "away". member: labels of the worker's series, with the keys member and pool.
     """
     states = _pool_states(gateway).get(member["pool"], Counter())
     if len(states) == 1:

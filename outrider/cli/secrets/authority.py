@@ -26,11 +26,11 @@ from outrider.wire.transport.tls import CA, CERTIFICATE, KEY
 CA_KEY = "ca-key.pem"
 """Name of the file with the certificate authority's private key."""
 PUBLIC = "public"
-"""Name of the folder with the gateway's certificate for its users."""
+"""Name of the folder with the certificate that the gateway shows to its users."""
 CA_LIFE = timedelta(days=3650)
 """Time for which the certificate of a new authority is valid."""
 LIFE = timedelta(days=365)
-"""Time for which the certificate of a part is valid."""
+"""Default time for which a certificate that the authority issues is valid."""
 _BACKDATED = timedelta(minutes=5)
 """How long before its creation the validity of a certificate begins, since the clocks of machines differ."""
 
@@ -61,7 +61,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> Authority | None:
-        """Read the authority whose files are in a folder; None = there are none. Raises ConfigError for
+        """Read the authority whose files are in a folder; None = the folder has no authority. Raises ConfigError for
         damaged files.
         """
         if not (folder / CA_KEY).exists() and not (folder / CA).exists():
@@ -82,7 +82,8 @@ class Authority:
     def issue(self, common_name: str, names: Names, now: datetime, life: timedelta = LIFE) -> tuple[bytes, bytes]:
         """Issue a certificate that can be used by servers and clients. Return (certificate, private key) in PEM form.
 
-        It is valid for `life` from `now`, but not longer than the authority. names: host names and URIs of its owner.
+        It is valid for `life` from `now`, but not longer than the authority's own certificate. names: host names and
+        URIs of the certificate's owner.
         """
         key = _new_key()
         until = min(now + life, self.certificate.not_valid_after_utc)
@@ -101,9 +102,10 @@ def write_certificates(folder: Path, hosts: Sequence[str], now: datetime) -> lis
     """Write new certificates for every role and for the gateway's users into `folder`. If there is no authority yet,
     create one. Return the folders of the certificates.
 
-    hosts: names and addresses by which users reach the gateway. If it is empty, those of the present certificate are
-    used, or else those of this machine. The certificates of parts name roles instead of hosts, so that users cannot
-    mistake a worker for the gateway. Raises ConfigError for files or hosts that cannot be used.
+    hosts: names and addresses by which users reach the gateway. If it is empty, the present certificate's names are
+    used; if there is no certificate, names of this machine. A worker's certificate has the name of its role in place of
+    a host, so that a user's client does not accept the worker as the gateway. Raises ConfigError for files or hosts
+    that cannot be used.
     """
     users = folder / PUBLIC
     names = list(map(host_name, hosts)) or _names_in(users / CERTIFICATE) or _this_machine()

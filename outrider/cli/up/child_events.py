@@ -16,12 +16,12 @@ def run_module(
     module: str, task: dict[str, Any], what: str, grace_s: float, env: Mapping[str, str] | None = None
 ) -> Generator[Event, None, None]:
     """Run `python -m module` as a child process, with the task as a line of JSON on its stdin. Yield the child's events
-    until it ends.
+    until the child ends.
 
-    what: name of the child in errors. env: its environment; None = that of this process. When the generator is closed,
-    the child has `grace_s` seconds to stop; a second signal ends it at once. Raises ConfigError with the message of the
-    child's event "failed", and OutriderError if its exit code is not 0. On SIGINT, SIGTERM and SIGHUP it stops the
-    child and raises KeyboardInterrupt. Call it from the main thread.
+    what: name of the child in errors. env: the child's environment; None = that of this process. When the generator is
+    closed, the child has `grace_s` seconds to stop; a second signal ends it at once. Raises ConfigError with the
+    message of the child's event "failed", and OutriderError if the child's exit code is not 0. On SIGINT, SIGTERM and
+    SIGHUP this process stops the child and raises KeyboardInterrupt. Call it from the main thread.
     """
     stop = StopFlag()
     with stop.installed():

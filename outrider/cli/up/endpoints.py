@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StartedWorker:
-    """A worker that was started with the system. With Ray there may be other workers later."""
+    """A worker that was started with the system. A worker that Ray starts later, for a larger pool, is not listed."""
 
     name: str
     role: str
@@ -34,7 +34,7 @@ class Gateway:
     metrics_url: str
     """URL of the gateway's server that has /metrics."""
     refused: Sequence[str] = ()
-    """Workers that the gateway does not use, each as a text with the reason."""
+    """Workers that this gateway does not use, each as a text that names the worker and the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ def own_gpu_memory(pools: Iterable[Pool], utilization: float | None = None) -> d
     """Return the value of `gpu_memory_utilization` for each pool whose workers share a GPU of this machine, by pool
     name. Pools that have a value in their settings are left out.
 
-    utilization: fraction of a GPU's memory that all its workers may take together, or that a single worker on it may
-    take; None = the default. Raises ConfigError if nothing remains for some workers.
+    utilization: fraction of each GPU's memory that all workers on this GPU may take together. None = a default
+    fraction, and no value for a worker that is alone on its GPU. Raises ConfigError if nothing remains for some
+    workers.
     """
     pools_by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
@@ -64,8 +65,8 @@ def own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
 
 
 def with_grpc_port(config: SystemConfig) -> SystemConfig:
-    """Return the settings with a gRPC port. If they set the HTTP port but not the gRPC port, the gRPC port is the next
-    free port after the HTTP port.
+    """Return the settings of a system, with a gRPC port. If `config` sets the gateway's HTTP port but not its gRPC
+    port, the gRPC port becomes the next free port after the HTTP port.
 
     Raises ConfigError for wrong settings.
     """

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 STEADY_S = 30.0
-"""Seconds for which a part must have been ready so that its end counts as an accident. A part that ends sooner had a
-short life. It may have a fault that ends it every time."""
+"""Seconds for which a part must be ready before it ends, or else its life counts as short. After too many short lives
+in a row the part is not started again: a fault probably ends it every time."""
 DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""DELAYS_S[i]: seconds to wait before a part is started again, if it had i + 1 short lives in a row. If it had more
-short lives than there are delays, it is not started again."""
+"""DELAYS_S[i]: seconds from a part's end to its next start, if `Restarts.num_short` is i + 1. If num_short is larger
+than the number of delays, the part is not started again."""
 
 
 @dataclass(slots=True)
@@ -20,9 +20,10 @@ class Restarts:
     start: Callable[[], object]
     """Function that starts the part, and returns before the part is ready."""
     num_short: int = 0
-    """Number of lives in a row that were shorter than STEADY_S. The end of a longer life sets it to 1."""
+    """Number of lives of the part since the last life of at least STEADY_S, which counts as 1; 0 = the part has not
+    ended yet."""
     due_at_s: float | None = None
-    """Time of the next start; None = the part runs, or it will not be started again."""
+    """Time at which the part is to be started again; None = it runs, or it will not be started again."""
     _ready_at_s: float | None = None
 
     def ready(self, now_s: float) -> None:

@@ -14,15 +14,16 @@ from outrider.wire.settings.config import GatewayConfig
 
 _DEFAULT_MAX = GatewayConfig.model_fields["max_draft_tokens"].default
 OWN_DRAFTERS = {"ngram": "ngram", "ngram_gpu": "ngram", "[ngram]": "ngram", "suffix": "lookup"}
-"""Outrider's drafter for each of vLLM's methods that need no model."""
+"""For each of vLLM's speculation methods that needs no model: Outrider's drafter that takes its place."""
 WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "dspark")
-"""vLLM's methods whose `model` becomes the value of --draft. Its configuration tells which kind of drafter it is."""
+"""vLLM's speculation methods whose `model` becomes the value of --draft. The model's configuration tells what kind of
+drafter the model is."""
 REFUSED_METHODS = {
     "mlp_speculator": "train a head of this target with `outrider train-head`, or name an EAGLE, Medusa or MTP head",
     "extract_hidden_states": "leave it out: `outrider train-head` takes the hidden states of the target itself",
     "custom_class": "one of the methods that are here, or `outrider train-head` for a head of your own",
 }
-"""For each of vLLM's methods that Outrider does not have: what the user can do instead."""
+"""For each of vLLM's speculation methods that Outrider does not have: what the user can do instead."""
 _RUN_TIME = "leave it out: how a draft is run follows from its device"
 _NO_EFFECT = {
     "prompt_lookup_max": "n-grams of 2 to 4 tokens are counted, the longest that was seen before decides",
@@ -72,7 +73,8 @@ _TAKEN = ("model", "method", "num_speculative_tokens", "quantization", "max_mode
 
 
 def draft_flags(config: Mapping[str, object]) -> tuple[list[str], list[str]]:
-    """Translate a speculative config of vLLM. Return (flags of `outrider up`, notes to print on its keys).
+    """Translate the value of vLLM's --speculative-config. Return (flags of `outrider up`, notes to print on keys of
+    `config`).
 
     Raises ConfigError for a key or value that is not accepted, with what to type instead.
     """

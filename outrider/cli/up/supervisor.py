@@ -73,12 +73,12 @@ class PartFailed(Unavailable):
     def __init__(self, message: str, log_lines: list[str]) -> None:
         super().__init__(message)
         self.log_lines = log_lines
-        """Last lines of the part's log."""
+        """Last lines of the log of the part that failed."""
 
 
 class Supervisor:
-    """Runs one system. Use it as `with`. Leaving the block ends all child processes of this process, so use it only in
-    a process that has no other ones.
+    """Runs one system. Use it as `with`. Leaving the block ends all child processes of this process, also those that
+    the Supervisor did not start, so use it only in a process without other children.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Supervisor:
     def start(self, reporter: Reporter, *, needs_drafts: bool = True) -> Endpoints:
         """Start all parts of the system. Return their addresses once a request would be served.
 
-        needs_drafts: True = the start fails if a draft cannot start or the gateway does not use it; False = the system
-        then runs without that draft. Raises OutriderError if a part fails, and StopRequested after a stop.
+        needs_drafts: whether the start fails if a draft cannot start or the gateway does not use the draft. False = the
+        system then runs without that draft. Raises OutriderError if a part fails, and StopRequested after a stop.
         """
         self._reporter = reporter
         self._needs_drafts = needs_drafts
@@ -171,9 +171,9 @@ class Supervisor:
                 self._progress(pool.setting, "fetching", f"{model}: there is no such folder here, so a hub is asked")
 
     def watch(self) -> None:
-        """Block until a stop is requested. Meanwhile start parts that end again.
+        """Block until a stop is requested. Meanwhile start each part of the system again that ends by itself.
 
-        Raises PartFailed if a part that is needed has ended and is not started again.
+        Raises PartFailed if a needed part has ended and is not started again.
         """
         while not self._stop_flag.wait(self._until_next_look_s()):
             for name, child in list(self._children.items()):

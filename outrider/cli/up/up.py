@@ -233,11 +233,11 @@ def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
 
 
 def log_to(console: Console, verbose: bool, stop: StopFlag) -> Any:
-    """Return a function that prints lines of the parts' logs. It gets the part's name and the line.
+    """Return a function that prints one line of a part's log. Its arguments are the part's name and the line.
 
-    verbose: whether it prints all lines. Otherwise it prints only faults, workers that are back after a fault, and
-    pools that grow or shrink. Once a stop is requested it prints none of these, because parts then report each other's
-    end as a fault.
+    verbose: whether all lines are printed. False = only faults, workers that are back after a fault, and pools that
+    grow or shrink. After a stop was requested even these are not printed, because parts then report each other's end as
+    a fault.
     """
     style = None
     if verbose:

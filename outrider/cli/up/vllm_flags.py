@@ -24,19 +24,21 @@ class VllmFlag:
     """How one of vLLM's flags is translated."""
 
     our_flags: Sequence[str] = ()
-    """Flags of `outrider up` that replace the flag. Each gets the flag's value, if it has one."""
+    """Flags of `outrider up` that replace vLLM's flag. Each gets the value of vLLM's flag, if there is one."""
     num_values: str = "one"
-    """Number of values of the flag: "none", "one" or "several". Each of several values becomes a flag of its own."""
+    """Number of values of vLLM's flag: "none", "one" or "several". For each of several values, our flag is written
+    once."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """Outrider's value for each of vLLM's values. Empty = the flag is dropped, since Outrider always works in that way.
-    """
+    """words[value]: Outrider's value in place of this value of vLLM's flag. "" = the flag is left out, since Outrider
+    always works as this value asks. Values that are not listed are not replaced."""
     convert: Callable[[str], str] | None = None
     """Function that converts a value of the flag to Outrider's value, or raises ValueError; None = values are not
     converted."""
     note: str = ""
-    """Note that is printed if the flag is given; empty = none."""
+    """Note that is printed if the flag is left out, or if it has no values; empty = none."""
     refused: str = ""
-    """What the user should type instead, if the flag is not accepted; empty = it is accepted."""
+    """What the user should type instead of the flag. Only values in `words` are then accepted. Empty = every value is
+    accepted."""
 
 
 def _whole(text: str) -> str:
@@ -297,8 +299,8 @@ class _Translation:
 
 
 def similar_flags(written: str, our_flags: Sequence[str]) -> list[str]:
-    """Return at most two known flags that are most similar to an unknown flag, the most similar first. Known flags are
-    `our_flags` and vLLM's.
+    """Return at most two flags that are most similar to the unknown flag `written`, the most similar first. They are
+    chosen from `our_flags` and vLLM's flags.
     """
     known = {*our_flags, *FLAGS, _SPECULATION}
     return difflib.get_close_matches(written.replace("_", "-"), known, n=2, cutoff=_SIMILAR)

@@ -48,7 +48,7 @@ class Ready(AnswerModel):
     ready: bool
     reason: str | None
     refused: list[str]
-    """One sentence for each worker that is refused or is not started again, with the reason."""
+    """For each worker that the gateway refuses, or that ended and is not started again: a sentence with the reason."""
 
 
 class TargetGroup(AnswerModel):

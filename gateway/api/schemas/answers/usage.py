@@ -28,7 +28,7 @@ class SpeculationUsage(AnswerModel):
     acceptance_rate: float | None
     mean_accepted_length: float | None
     num_overrun_tokens: int
-    """Number of accepted draft tokens that are not in the output, because it ended before them."""
+    """Number of accepted draft tokens that are not in the output, because the output ended before them."""
     mean_emitted_length: float | None
     """Mean number of output tokens that a round added; null if there were no rounds."""
     seed: int | None
