@@ -41,7 +41,9 @@ class DraftUse:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the draft worker is used for the next verdict, because that verdict belongs to a trial."""
+        """Whether the draft worker drafts for the next verdict. It does for TRIAL verdicts of each TRIAL_PERIOD: such a
+        trial measures whether it pays.
+        """
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 
     def note(self, num_added: int, num_tokens: int, *, is_ready: bool) -> None:

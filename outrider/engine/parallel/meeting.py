@@ -181,7 +181,7 @@ class RankZeroLines:
 
 
 def connect_to_rank_zero(folder: Path, rank: int, timeout_s: float) -> RankZeroLines:
-    """Connect a follower to rank 0. Return the two connections.
+    """Connect the process of a rank above 0 to rank 0. Return the connection for commands and the one that shows life.
 
     folder: folder of the ranks' socket. timeout_s: seconds to wait for rank 0. Raises Unavailable if rank 0 does not
     listen in the folder by then.

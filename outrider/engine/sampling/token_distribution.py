@@ -233,13 +233,13 @@ class TokenDistribution:
         return TokenDistribution(self.vocab_size, self.scores - np.float32(math.log(mass)), self.ids)
 
     def dense_scores(self) -> Scores:
-        """Return the scores of all ids of the vocabulary, [V] float32, -inf for ids without an entry."""
+        """Return the unnormalised log-probs of the whole vocabulary, [V] float32; -inf for ids that are not stored."""
         if self.ids is None:
             return self.scores
         return _spread(self.ids, self.scores, self.vocab_size, -math.inf)
 
     def support(self) -> tuple[Ids, Scores]:
-        """Return the M ids that have mass, ascending, and their scores, [M] each."""
+        """Return the ids whose probability is above 0, ascending, and their unnormalised log-probs, [M] each."""
         places = np.flatnonzero(self.scores > -math.inf)
         scores = self.scores[places]
         if self.ids is None:
