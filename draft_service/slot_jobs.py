@@ -67,7 +67,7 @@ class FeaturesJob:
     start: int
     """Position of the token to which the first feature belongs."""
     rows: FeatureBits
-    """Features that the target sent, one row for each committed token, [num_rows, width], as raw bits of their dtype."""
+    """Features that the target sent, one row for each committed token, [num_rows, width], as bits of their dtype."""
     on_stored: Callable[[], None]
     """Function to call on the engine thread once the slot has stored the features. The link to the target then reads
     further features from the stream."""

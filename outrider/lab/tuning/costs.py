@@ -28,7 +28,7 @@ class Cost:
     verify_s: float
     """Seconds that a round spends in the target: queue, forward and acceptance."""
     rest_s: float
-    """Seconds of a round outside the models: in the gateway, on its streams to the workers, on the way to the client."""
+    """Seconds of a round outside the models: in the gateway, on its streams to workers, on the way to the client."""
     plain_share: float
     """Fraction of the rounds that had no draft token although K were expected, for example because drafting was late,
     refused or paused."""
