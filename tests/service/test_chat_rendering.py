@@ -50,7 +50,7 @@ BROKEN = {
 
 @contextlib.asynccontextmanager
 async def renderers() -> AsyncIterator[ConfinedPool]:
-    pool = create_renderers(config(max_compile_s=MAX_COMPILE_S))
+    pool = create_renderers(MAX_COMPILE_S)
     pool.start()
     try:
         yield pool
