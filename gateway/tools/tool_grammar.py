@@ -111,20 +111,23 @@ def _calls(offer: ToolOffer, family: CallFamily, parts: GrammarParts, *, is_mark
 
     `is_marked`: the family's marker stands in front already.
     """
+    for index, tool in offer.callable_tools:
+        rest = family.form.rest(tool.name, _schema(index, tool, offer), f"tool_{index}", parts)
+        parts.rules.append(f"call_{index}: {rest}")
     kind = "first"
     if is_marked:
         kind = "marked"
-    first = _call_rules(offer, family, kind, family.opening, parts)
+    first = _call_rule(offer, family, kind, family.opening, parts)
     closing = parts.spell(family.closing)
     if family.is_bare and not family.lists_one:
-        alone = _call_rules(offer, family, "alone", "", parts)
+        alone = _call_rule(offer, family, "alone", "", parts)
         if offer.max_calls == 1:
             return alone
-        further = _call_rules(offer, family, "further", family.between, parts)
+        further = _call_rule(offer, family, "further", family.between, parts)
         return f"{alone} | {first} {further}{{0,{MAX_CALLS - 1}}} {closing}"
     if offer.max_calls == 1:
         return f"{first} {closing}"
-    further = _call_rules(offer, family, "further", family.between, parts)
+    further = _call_rule(offer, family, "further", family.between, parts)
     return f"{first} {further}{{0,{MAX_CALLS - 1}}} {closing}"
 
 
@@ -152,17 +155,14 @@ def _text_or_calls(request: ToolGrammarRequest, family: CallFamily, parts: Gramm
     return " | ".join(ways)
 
 
-def _call_rules(offer: ToolOffer, family: CallFamily, kind: str, before: str, parts: GrammarParts) -> str:
-    """Add the rules of a call behind the text `before`, which is one lexeme with the call's head: the lexer does not go
-    back behind a lexeme's start. Return the name of the rule.
+def _call_rule(offer: ToolOffer, family: CallFamily, kind: str, before: str, parts: GrammarParts) -> str:
+    """Add the rule `kind` of a call of any tool behind the text `before`. Return the name of the rule.
+
+    `before` is one lexeme with the call's head: the lexer does not go back behind a lexeme's start.
     """
     # between "\n", closing "\n</calls>": "\n<call a" and "\n</calls>" are told apart, "\n" alone ends too soon
     names = list[str]()
     for index, tool in offer.callable_tools:
-        rest = f"call_{index}"
-        if not any(rule.startswith(f"{rest}: ") for rule in parts.rules):
-            arguments = family.form.rest(tool.name, _schema(index, tool, offer), f"tool_{index}", parts)
-            parts.rules.append(f"{rest}: {arguments}")
         head = before + family.form.head(tool.name)
         if kind == "marked":
             head = head.removeprefix(family.marker or "")
@@ -170,7 +170,7 @@ def _call_rules(offer: ToolOffer, family: CallFamily, kind: str, before: str, pa
         joined = _BETWEEN_TAGS.sub("", head)
         if kind == "further" and joined != head:
             heads = f"({heads} | {parts.spell(joined)})"
-        names.append(f"{heads} {rest}")
+        names.append(f"{heads} call_{index}")
     parts.rules.append(f"{kind}: {' | '.join(names)}")
     return kind
 

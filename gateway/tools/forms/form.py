@@ -59,6 +59,16 @@ class GrammarParts:
     """Rules in Lark so far, a text each: `name: right side`."""
     schemas: list[dict[str, Any]] = field(default_factory=list)
     """JSON Schemas so far, each as `{"name": "f", "json_schema": {...}}`. The rules refer to it as `@f`."""
+    _shared: set[str] = field(default_factory=set)
+    """The rules that were added with `share`."""
+
+    def share(self, rule: str) -> bool:
+        """Add a rule that the grammars of all tools use, unless it was added before. Return whether it was added."""
+        if rule in self._shared:
+            return False
+        self._shared.add(rule)
+        self.rules.append(rule)
+        return True
 
     def schema(self, name: str, schema: Any) -> str:
         """Add a JSON Schema to `schemas`, and return the text by which rules refer to it, `@name`."""

@@ -24,6 +24,7 @@ _WORDS = {
     "False": "false",
     "None": "null",
 }
+_ANY = 'gemma_any: gemma_string | gemma_number | "true" | "false" | "null" | gemma_list | gemma_object'
 MAX_DEPTH = 64
 """Maximum depth of nested objects and lists in an argument. Deeper text is not read as a call."""
 
@@ -143,7 +144,7 @@ class Gemma:
         return self._object(schema, label, parts)
 
     def _add_rules(self, parts: GrammarParts) -> None:
-        if any(rule.startswith("gemma_any:") for rule in parts.rules):
+        if not parts.share(_ANY):
             return
         quote = parts.spell(self.quote)
         string = parts.text_up_to("gemma_text", self.quote)
@@ -154,7 +155,6 @@ class Gemma:
             r"gemma_key: /[a-zA-Z0-9_.-]+/",
             'gemma_list: "[" (gemma_any ("," gemma_any)*)? "]"',
             'gemma_object: "{" (gemma_key ":" gemma_any ("," gemma_key ":" gemma_any)*)? "}"',
-            'gemma_any: gemma_string | gemma_number | "true" | "false" | "null" | gemma_list | gemma_object',
         ]
 
     def _object(self, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:

@@ -13,7 +13,10 @@ from gateway.tools.forms.values import STRING, types_of
 _STRING = r'py_string: /"([^"\\\n]|\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4})*"/'
 _QUOTED = r"py_quoted: /'([^'\\\n]|\\['\"\\\/bfnrt]|\\u[0-9a-fA-F]{4})*'/"
 _NUMBER = r"py_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
-_ANY = (
+_SHARED = (
+    _STRING,
+    _QUOTED,
+    _NUMBER,
     'py_any: py_string | py_quoted | py_number | "True" | "False" | "None" | py_list | py_dict',
     'py_list: "[" (py_any (", " py_any)*)? "]"',
     'py_dict: "{" (py_key ": " py_any (", " py_key ": " py_any)*)? "}"',
@@ -33,7 +36,8 @@ def arguments_rule(schema: Mapping[str, Any], label: str, parts: GrammarParts) -
     For an array, an object or a value with several types, only the kinds of literals are enforced. `label`: prefix of
     the names of rules and schemas that are added to `parts`.
     """
-    _add(parts, _STRING, _QUOTED, _NUMBER, *_ANY)
+    for rule in _SHARED:
+        parts.share(rule)
     properties: Mapping[str, Any] = schema.get("properties") or {}
     if not properties:
         if schema.get("additionalProperties", True) is False:
@@ -74,9 +78,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     return repr(value)
-
-
-def _add(parts: GrammarParts, *rules: str) -> None:
-    for rule in rules:
-        if rule not in parts.rules:
-            parts.rules.append(rule)

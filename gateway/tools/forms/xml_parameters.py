@@ -18,7 +18,7 @@ from gateway.tools.forms.values import STRING, as_json, is_text, parameter_schem
 
 _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 """Values as many templates print them, by their type."""
-_SPACE_RULE = r"/[ \t\r\n]*/"
+_SPACE = r"xml_space: /[ \t\r\n]*/"
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,7 @@ class XmlParameters:
         properties: Mapping[str, Any] = schema.get("properties") or {}
         required = schema.get("required") or ()
         pieces = ["xml_space"]
-        if _SPACE_RULE not in "".join(parts.rules):
-            parts.rules.append(f"xml_space: {_SPACE_RULE}")
+        parts.share(_SPACE)
         for number, (key, value) in enumerate(properties.items()):
             rule = f"{label}_{number}"
             parts.rules.append(f"{rule}: {self._parameter(key, value, rule, parts)} xml_space")
