@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.common import Report, parser
 
 NUM_RESAMPLES = 2000
+Arm = TypeVar("Arm")
 Sample = TypeVar("Sample")
 Found = dict[str, list[list[Sample]]]
 """What was measured, by arm, unit and repetition."""
@@ -55,10 +56,10 @@ def run(name: str, doc: str | None, benchmark: Benchmark, args: Sequence[str]) -
     return 1 if violations else 0
 
 
-def in_turn(names: Sequence[str], index: int) -> Sequence[str]:
-    """Return the names in the order of a turn: each turn begins with the next name."""
-    first = index % len(names)
-    return (*names[first:], *names[:first])
+def in_turn(arms: Sequence[Arm], index: int) -> Sequence[Arm]:
+    """Return the arms in the order of a turn: each turn begins with the next arm."""
+    first = index % len(arms)
+    return (*arms[first:], *arms[:first])
 
 
 async def take_turns(

@@ -24,6 +24,7 @@ from benchmarks.host.models import DTYPE
 from benchmarks.host.systems import VLLM_PYTHON, System, commit_of, outrider, vllm
 from benchmarks.host.tables import add_cells, add_ratios, add_steps, add_vllm
 from benchmarks.processes import checkout_at
+from benchmarks.runner import in_turn
 
 OURS, OTHER, VLLM = "this checkout", "the other checkout", "vLLM"
 QUICK_TOKENS = 32
@@ -31,11 +32,10 @@ Found = dict[str, dict[Cell, list[Pass]]]
 """Passes by system and cell."""
 
 
-def systems_of(cell: Cell, systems: Sequence[System], repetition: int) -> list[System]:
+def systems_of(cell: Cell, systems: Sequence[System], repetition: int) -> Sequence[System]:
     """Return the systems that run the cell, in another order each repetition."""
     able = [system for system in systems if system.name != VLLM or cell.has_peer]
-    first = repetition % len(able)
-    return [*able[first:], *able[:first]]
+    return in_turn(able, repetition)
 
 
 def measure(systems: Sequence[System], options: argparse.Namespace) -> Found:

@@ -15,6 +15,7 @@ from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, speculative
 from tests.stack import DEMO_TARGET, Process, Stack
 from tests.tcp_relay import TcpRelay
+from tests.waiting import wait_until
 
 NOTICED_WITHIN_S = 15.0
 BACK_WITHIN_S = 10.0
@@ -62,19 +63,15 @@ async def network(stack: Stack) -> AsyncIterator[Network]:
             await asyncio.to_thread(gateway.stop)
 
 
-async def until(within_s: float, done: Callable[[], bool]) -> float:
-    """Seconds until `done()`, which is asked on another thread; fails when it takes longer."""
-    began_s = time.monotonic()
-    while not await asyncio.to_thread(done):
-        assert time.monotonic() - began_s < within_s
-        await asyncio.sleep(0.05)
-    return time.monotonic() - began_s
-
-
 async def answer(network: Network, max_tokens: int = 60, speculation: Speculation | bool = True) -> Completion:
     return await network.client.generate(
         PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True, speculation=speculation
     )
+
+
+async def noticed(holds: Callable[[], bool]) -> None:
+    """Return once it holds, which is asked on another thread. Fail where that takes longer than a cut may."""
+    await asyncio.to_thread(wait_until, holds, "the cut is not noticed", NOTICED_WITHIN_S)
 
 
 async def until_it_drafts(network: Network) -> Completion:
@@ -105,8 +102,8 @@ async def test_gateway_and_draft_cut_is_noticed_and_drafts_return(network: Netwo
     before = await until_it_drafts(network)
     with network.to_draft.being_cut():
         during = [await answer(network)]
-        await until(NOTICED_WITHIN_S, lambda: network.num_connected("draft") == 0)
-        await until(NOTICED_WITHIN_S, lambda: network.stack.draft_info().num_slots_in_use == 0)
+        await noticed(lambda: network.num_connected("draft") == 0)
+        await noticed(lambda: network.stack.draft_info().num_slots_in_use == 0)
         began_s = time.monotonic()
         during.append(await answer(network))
         assert time.monotonic() - began_s < 3.0  # it is not asked any more
@@ -124,8 +121,8 @@ async def test_gateway_and_target_cut_neither_repeats_nor_loses_a_token(network:
     await asyncio.gather(*(one.read(s, speculative(3)) for one, s in zip(seen, streams, strict=True)))
     with network.to_target.being_cut():
         if long:
-            await until(NOTICED_WITHIN_S, lambda: network.num_connected("target") == 0)
-            await until(NOTICED_WITHIN_S, lambda: network.stack.target_info().num_slots_in_use == 0)
+            await noticed(lambda: network.num_connected("target") == 0)
+            await noticed(lambda: network.stack.target_info().num_slots_in_use == 0)
         else:
             await asyncio.sleep(1.0)
             assert network.num_connected("target") == 1
