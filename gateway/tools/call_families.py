@@ -82,7 +82,11 @@ class CallFamily:
 
     def shows_in(self, template: str) -> bool:
         """Return whether this chat template is one of the family. `template`: its source."""
-        return any(all(text in template for text in texts) for texts in self.in_template)
+        return any(_has_all(template, texts) for texts in self.in_template)
+
+
+def _has_all(template: str, texts: Sequence[str]) -> bool:
+    return all(text in template for text in texts)
 
 
 def _tagged(
@@ -492,17 +496,7 @@ FAMILIES: Sequence[CallFamily] = (
 )
 """All families of calls. A chat template belongs to the first one whose texts it contains, so a family with more
 specific texts stands in front of one whose texts they include."""
-
-
-def _by_parser() -> dict[str, CallFamily]:
-    found = dict[str, CallFamily]()
-    for family in FAMILIES:
-        for name in (family.name, *family.parsers):
-            found[name] = family
-    return found
-
-
-BY_PARSER: Mapping[str, CallFamily] = _by_parser()
+BY_PARSER: Mapping[str, CallFamily] = {name: family for family in FAMILIES for name in (family.name, *family.parsers)}
 """Family of calls by the value of `--tool-call-parser` that selects it."""
 _UNKNOWN = re.compile(r"<[^<>\s{}]*(?:tool_?calls?|function_?calls?|invoke|action)(?:\{\})?[^<>\s{}]*>", re.IGNORECASE)
 """A tag of calls."""
@@ -528,7 +522,7 @@ def family_of(template: str) -> CallFamily:
     `template`: the source of a template that takes tools.
     """
     for tag, texts in _OTHER_FORMS.items():
-        if all(text in template for text in texts):
+        if _has_all(template, texts):
             raise UnknownFamily(tag)
     for family in FAMILIES:
         if family.shows_in(template):

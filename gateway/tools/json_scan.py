@@ -15,24 +15,19 @@ class JsonScan:
 
     def __init__(self, begin: int) -> None:
         """`begin`: index in the text of the object's first bracket."""
-        self.begin = begin
         self.at = begin
         """Index in the text up to which it has been scanned."""
         self.end: int | None = None
         """Index in the text behind the object's last bracket; None until that bracket has come."""
-        self.end_of_part: int | None = None
-        """Index in the text behind the inner object that `scan` was asked to find. None until its last bracket has
-        come."""
         self._depth = 0
         self._in_string = False
 
-    def scan(self, text: str, part_at: int | None) -> None:
-        """Scan on from where the last call of `scan` stopped, and set `end` and `end_of_part` if they are found.
+    def scan(self, text: str) -> None:
+        """Scan on from where the last call of `scan` stopped, and set `end` if it is found.
 
-        `text`: the text of the last call and what has come since. `part_at`: index of an inner object, whose end
-        becomes `end_of_part`; None = no inner object is looked for.
+        `text`: the text of the last call and what has come since.
         """
-        # '{"name": "f", "arguments": {"x": 1}}' with part_at 27: end_of_part 35, end 36
+        # '{"x": {"y": "}"}}': end 17
         while self.end is None:
             found = (_INSIDE if self._in_string else _OUTSIDE).search(text, self.at)
             if found is None:
@@ -49,13 +44,8 @@ class JsonScan:
             elif char in "{[":
                 self._depth += 1
             else:
-                self._close_bracket(part_at)
+                self._depth -= 1
+                if self._depth == 0:
+                    self.end = self.at
         if self.end is None:
             self.at = len(text)
-
-    def _close_bracket(self, part_at: int | None) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self.end = self.at
-        elif self._depth == 1 and part_at is not None and part_at > self.begin and self.end_of_part is None:
-            self.end_of_part = self.at

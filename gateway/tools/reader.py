@@ -9,17 +9,13 @@ The parts depend on the text alone, not on how it was cut into pieces. A call th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from gateway.tools.call_families import CallFamily
 from gateway.tools.cursor import MAX_SPACE, Cursor, NotACall, Steps, overlap
-from gateway.tools.forms.form import CallText
+from gateway.tools.forms.form import CallText, Schemas
 from gateway.tools.parts import CallRetraction, Content, Part, Reasoning
 from gateway.tools.reasoning import ReasoningFamily, begins_reasoning
-
-Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON Schema of each tool's arguments, by the tool's name. Text that names another tool is not read as a call."""
 
 
 class CallReader:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from gateway.tokenizer import Tokenizer
 from gateway.tools.call_families import CallFamily, CallIds
 from gateway.tools.cursor import MARKER
+from gateway.tools.forms.form import Schemas
 from gateway.tools.grammar_request import ToolGrammarRequest, binds_answer, markers
 from gateway.tools.offer import NO_PARAMETERS, ToolOffer
-from gateway.tools.reader import CallReader, Schemas
+from gateway.tools.reader import CallReader
 from gateway.tools.reasoning import Marks, ReasoningFamily
 from gateway.tools.recognition import families_of
 from outrider.wire.errors import InvalidRequest

@@ -113,17 +113,9 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
     GRANITE,
 )
 """All families of reasoning. A chat template belongs to the first one whose texts it contains."""
-
-
-def _by_parser() -> dict[str, ReasoningFamily]:
-    found = dict[str, ReasoningFamily]()
-    for family in REASONING_FAMILIES:
-        for name in (family.name, *family.parsers):
-            found[name] = family
-    return found
-
-
-REASONING_BY_PARSER: Mapping[str, ReasoningFamily] = _by_parser()
+REASONING_BY_PARSER: Mapping[str, ReasoningFamily] = {
+    name: family for family in REASONING_FAMILIES for name in (family.name, *family.parsers)
+}
 """Family of reasoning by the value of `--reasoning-parser` that selects it."""
 
 

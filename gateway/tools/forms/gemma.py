@@ -10,8 +10,8 @@ from typing import Any
 
 from gateway.tools.cursor import NotACall, Steps, overlap
 from gateway.tools.forms.form import CallText, GrammarParts
-from gateway.tools.forms.lark_values import choices_of, properties_in_order
-from gateway.tools.forms.values import STRING, as_json, converted, parameter_schema, string_inside, types_of
+from gateway.tools.forms.lark_values import NUMBER, properties_in_order
+from gateway.tools.forms.values import STRING, as_json, choices_of, converted, parameter_schema, string_inside, types_of
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _WORD = re.compile(r"[^,}\]]*")
@@ -150,7 +150,7 @@ class Gemma:
         string = parts.text_up_to("gemma_text", self.quote)
         parts.rules += [
             f"gemma_string: {quote} {string}",
-            r"gemma_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/",
+            f"gemma_number: {NUMBER}",
             r"gemma_integer: /-?(0|[1-9][0-9]*)/",
             r"gemma_key: /[a-zA-Z0-9_.-]+/",
             'gemma_list: "[" (gemma_any ("," gemma_any)*)? "]"',
@@ -192,7 +192,7 @@ class Gemma:
 
     def _choice(self, value: Any, quote: str) -> str:
         if isinstance(value, str):
-            return f"{quote} {json.dumps(value, ensure_ascii=False)} {quote}"
+            return f"{quote} {as_json(value)} {quote}"
         return json.dumps(json.dumps(value))
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:

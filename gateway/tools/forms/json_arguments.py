@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 from gateway.tools.cursor import NotACall, Steps, words_of
 from gateway.tools.forms.form import INDEX, NAME, CallText, GrammarParts
 from gateway.tools.forms.json_text import read_object
+from gateway.tools.forms.values import as_json
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,4 @@ class JsonArguments:
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
         head = self.first.replace(NAME, name).replace(INDEX, str(index))
-        return head + json.dumps(arguments, ensure_ascii=False) + self.tail
+        return head + as_json(arguments) + self.tail

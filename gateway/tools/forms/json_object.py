@@ -13,6 +13,7 @@ import orjson
 from gateway.tools.cursor import NotACall, Steps
 from gateway.tools.forms.form import INDEX, CallText, GrammarParts
 from gateway.tools.forms.json_text import parse_object, read_object, scan_object
+from gateway.tools.forms.values import as_json
 from gateway.tools.json_scan import JsonScan
 
 _TOOL_NAME = "[a-zA-Z0-9_.:-]{1,128}"
@@ -72,7 +73,7 @@ class JsonObject:
             first = _FIRST.match(cursor.text, begin, begin + MAX_HEAD)
             if first is not None and not _may_begin_call(first, call):
                 raise NotACall
-            scan.scan(cursor.text, None)
+            scan.scan(cursor.text)
             if scan.end is not None:
                 yield from self._read_whole(call, scan.end)
                 return
@@ -127,7 +128,7 @@ class JsonObject:
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
         head = self._head(name).replace(INDEX, str(index))
-        return head + json.dumps(arguments, ensure_ascii=False) + "}"
+        return head + as_json(arguments) + "}"
 
 
 def _may_begin_call(first: re.Match[str], call: CallText) -> bool:

@@ -32,7 +32,7 @@ def scan_object(call: CallText, begin: int, *, is_arguments: bool) -> Steps[None
     scan = JsonScan(begin)
     sent = begin
     while True:
-        scan.scan(cursor.text, None)
+        scan.scan(cursor.text)
         end = scan.end or scan.at
         if is_arguments and end > sent:
             yield call.arguments(cursor.text[sent:end])

@@ -7,6 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.tools.forms.form import GrammarParts
+from gateway.tools.forms.values import as_json, choices_of
+
+NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
+"""Lark's terminal of a number, as JSON and Python write it."""
+PYTHON_WORDS: Mapping[str, str] = {"boolean": '"True" | "False"', "null": '"None"'}
+"""Right side of the Lark rule of the values that Python writes with words, by their JSON type."""
 
 
 def text_rule(schema: Any, end: str, rule: str, parts: GrammarParts) -> str:
@@ -17,19 +23,10 @@ def text_rule(schema: Any, end: str, rule: str, parts: GrammarParts) -> str:
     """
     choices = choices_of(schema)
     if choices:
-        ways = " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
+        ways = " | ".join(as_json(str(choice)) for choice in choices)
         parts.rules.append(f"{rule}_choice: {ways}")
         return f"{rule}_choice {parts.spell(end)}"
     return parts.text_up_to(f"{rule}_text", end)
-
-
-def choices_of(schema: Any) -> list[Any]:
-    """Return the values that a schema lists with `const` or `enum`; an empty list if it has neither."""
-    if not isinstance(schema, Mapping):
-        return []
-    if "const" in schema:
-        return [schema["const"]]
-    return list(schema.get("enum", ()))
 
 
 def properties_in_order(

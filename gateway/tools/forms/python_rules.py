@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from gateway.tools.forms.form import GrammarParts
-from gateway.tools.forms.lark_values import choices_of, properties_in_order
-from gateway.tools.forms.values import STRING, types_of
+from gateway.tools.forms.lark_values import NUMBER, PYTHON_WORDS, properties_in_order
+from gateway.tools.forms.values import STRING, as_json, choices_of, types_of
 
 _STRING = r'py_string: /"([^"\\\n]|\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4})*"/'
 _QUOTED = r"py_quoted: /'([^'\\\n]|\\['\"\\\/bfnrt]|\\u[0-9a-fA-F]{4})*'/"
-_NUMBER = r"py_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
 _SHARED = (
     _STRING,
     _QUOTED,
-    _NUMBER,
+    f"py_number: {NUMBER}",
     'py_any: py_string | py_quoted | py_number | "True" | "False" | "None" | py_list | py_dict',
     'py_list: "[" (py_any (", " py_any)*)? "]"',
     'py_dict: "{" (py_key ": " py_any (", " py_key ": " py_any)*)? "}"',
@@ -24,7 +22,6 @@ _SHARED = (
 )
 _LIMITS = frozenset({"pattern", "format", "minLength", "maxLength"})
 """Keywords of a schema that limit a string."""
-_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 
 def arguments_rule(schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
@@ -51,7 +48,7 @@ def arguments_rule(schema: Mapping[str, Any], label: str, parts: GrammarParts) -
 def _value(schema: Any, rule: str, parts: GrammarParts) -> str:
     choices = choices_of(schema)
     if choices:
-        return "(" + " | ".join(json.dumps(_literal(choice), ensure_ascii=False) for choice in choices) + ")"
+        return "(" + " | ".join(as_json(_literal(choice)) for choice in choices) + ")"
     ways = list[str]()
     for kind in sorted(types_of(schema)):
         if kind == STRING and not _LIMITS & set(schema):
@@ -63,7 +60,7 @@ def _value(schema: Any, rule: str, parts: GrammarParts) -> str:
         elif kind == "object":
             ways.append("py_dict")
         else:
-            ways.append(_WORDS[kind])
+            ways.append(PYTHON_WORDS[kind])
     return "(" + " | ".join(ways or ["py_any"]) + ")"
 
 
@@ -76,5 +73,5 @@ def _enforced(kind: str, schema: Any, rule: str, parts: GrammarParts) -> str:
 
 def _literal(value: Any) -> str:
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return as_json(value)
     return repr(value)

@@ -37,7 +37,7 @@ def types_of(schema: Any) -> frozenset[str]:
     if isinstance(kind, Sequence):
         return frozenset(str(each) for each in kind)
     found = set[str]()
-    for value in _choices(schema):
+    for value in choices_of(schema):
         found.add(type_of(value))
     for key in ("anyOf", "oneOf", "allOf"):
         for part in schema.get(key, ()):
@@ -45,7 +45,10 @@ def types_of(schema: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def _choices(schema: Mapping[str, Any]) -> list[Any]:
+def choices_of(schema: Any) -> list[Any]:
+    """Return the values that a schema lists with `const` or `enum`; an empty list if it has neither."""
+    if not isinstance(schema, Mapping):
+        return []
     if "const" in schema:
         return [schema["const"]]
     return list(schema.get("enum", ()))
@@ -146,4 +149,4 @@ def as_json(value: Any) -> str:
 
 def string_inside(text: str) -> str:
     """Return the JSON string of a text without its quotes: a line break becomes `\\n`."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return as_json(text)[1:-1]

@@ -6,18 +6,24 @@ value when it is complete.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.tools.cursor import NotACall, Steps, overlap, words_of
 from gateway.tools.forms.form import KEY, NAME, CallText, GrammarParts
-from gateway.tools.forms.lark_values import choices_of, text_rule
-from gateway.tools.forms.values import STRING, as_json, is_text, parameter_schema, string_inside, types_of, value_of
+from gateway.tools.forms.lark_values import PYTHON_WORDS, text_rule
+from gateway.tools.forms.values import (
+    STRING,
+    as_json,
+    choices_of,
+    is_text,
+    parameter_schema,
+    string_inside,
+    types_of,
+    value_of,
+)
 
-_PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
-"""Values as many templates print them, by their type."""
 _SPACE = r"xml_space: /[ \t\r\n]*/"
 
 
@@ -206,7 +212,7 @@ class XmlParameters:
         if STRING in types:
             return f"{parts.spell(head + line)} {parts.text_up_to(f'{rule}_text', end)}"
         value = parts.schema(f"{rule}_value", schema)
-        words = _PYTHON_WORDS.get(next(iter(types), ""))
+        words = PYTHON_WORDS.get(next(iter(types), ""))
         if words is not None and len(types) == 1 and not choices_of(schema):
             value = f"({value} | {words})"
         return f"{parts.spell(head + line)} {value} {parts.spell(end)}"
@@ -226,7 +232,7 @@ class XmlParameters:
             text += self.parameter_head.replace(KEY, key)
             if self.has_kinds:
                 text += f'{"true" if isinstance(value, str) else "false"}">'
-            written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            written = value if isinstance(value, str) else as_json(value)
             text += f"\n{written}\n" if self.has_lines else written
             text += self.parameter_tail
         return text + self.tail

@@ -193,7 +193,9 @@ def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
     if the runner's KV cache has too few free blocks for the text. Call it on the engine thread.
     """
     _decide(loaded, seen)
-    projection, network, facts = loaded.projection, loaded.network, loaded.network.facts
+    projection = loaded.projection
+    network = loaded.network
+    facts = network.facts
     others = list[Wiring]()
     for taps in _misread_taps(projection.spec.taps, loaded.num_layers):
         others.append(_way(loaded, seen, f"reading the hidden states {list(taps)} ({NORMED} = normed)", taps))

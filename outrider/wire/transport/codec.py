@@ -49,11 +49,6 @@ class SparseDistributions:
     log_probs: bytes
     """Log-probs of these tokens as bytes: float32 [sum(support_sizes)], little-endian."""
 
-    @property
-    def num_rows(self) -> int:
-        """Number of distributions."""
-        return len(self.support_sizes)
-
 
 Rows = DenseDistributions | SparseDistributions
 
