@@ -115,4 +115,4 @@ release: ## wheel, source archive, chart, images, bill of materials into dist/; 
 	PYTHON=$(PYTHON) sh deploy/release.sh $(ARGS)
 
 .PHONY: help setup demo up chat check test test-slow test-oldest test-newest proto env-example chart-schema gpu-right \
-	gpu-fast gpu-rehearse coupled-parity soak rolling-test real-test real-head clients tools page-test docs release $(PROGRAMS)
+	gpu-fast gpu-rehearse rolling-test real-test real-head clients tools page-test docs release $(PROGRAMS)

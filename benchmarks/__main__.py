@@ -12,7 +12,6 @@ from benchmarks.runner import run
 HERE = Path(__file__).parent
 MODULES = {
     "alpha": "alpha",
-    "coupled-parity": "coupled_parity",
     "default": "default",
     "fairness": "fairness",
     "overload": "overload",

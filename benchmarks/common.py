@@ -164,19 +164,6 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=REPO, check=False, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-def random_draft() -> Path:
-    """Return a draft of the demo draft's shape with random weights, which knows nothing of the target."""
-    folder = WORK / "random-draft"
-    if not (folder / "config.json").exists():
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(DEMO_DRAFT)).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(DEMO_DRAFT).save_pretrained(folder)
-    return folder
-
-
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """Return the median, and the range when there is one."""
     middle = f"{statistics.median(values):.{digits}f}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from protocol import Answer, Job, Setup, serve
 
-from benchmarks.passes import PHASES, phase_shares, run_pass
+from benchmarks.peers.passes import PHASES, phase_shares, run_pass
 from benchmarks.running import running
 from outrider import __version__
 from outrider.client import AsyncClient, Speculation

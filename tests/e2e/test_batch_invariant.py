@@ -91,7 +91,7 @@ async def test_loaded_and_speculative_equals_alone_and_plain(invariant: Stack, d
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 async def test_who_drafts_changes_no_coupled_text(invariant: Stack, temperature: float) -> None:
-    """The text repeats itself, so that there is something to draft. The long form is `make bench-coupled-parity`."""
+    """The text repeats itself, so that there is something to draft."""
     prompts = [prompt.text for prompt in read_prompts(REPETITIVE)][::6]
     plain = await generate_all(invariant, prompts, temperature, 1, None, max_tokens=32)
     for drafter in (Drafter.NGRAM, Drafter.LOOKUP):
