@@ -12,6 +12,7 @@ import importlib
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,6 +103,7 @@ def run(module: str, *args: str, env: Mapping[str, str] | None = None, timeout_s
 
 def _run(module: str, args: list[str], stdout: Connection, stderr: str, env: dict[str, str]) -> None:
     """In the forked process."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, and commands leave SIGHUP to it then
     os.dup2(stdout.fileno(), 1)
     stdout.close()
     log = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -85,7 +85,7 @@ def test_a_wait_ends_by_a_signal_after_an_event_loop_has_taken_signals_for_itsel
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: None)
 
         asyncio.run(watch_signals())
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGHUP)).start()
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
         while not stop.wait():
             pass
         assert not stop.is_hurried
