@@ -47,11 +47,11 @@ def is_limited() -> bool:
 
 
 def lock_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
-    """Lock `count` CPU cores until this process ends, and return their numbers. Cores with the fewest other holders are
-    locked first. If fewer than `count` cores are offered, all of them are locked.
+    """Lock `count` CPU cores until this process ends, and return their numbers. Several processes may lock a core;
+    cores that the fewest have locked are taken first. If fewer than `count` cores are offered, all of them are locked.
 
-    folder: folder of the lock files, which all workers of a machine share; None = `folders.shared_folder`. offered:
-    cores to choose from; None = all on which this process may run. Raises ConfigError if the locks cannot be made.
+    folder: folder of the lock files; None = the one that all workers of this user on the machine share. offered: cores
+    to choose from; None = all on which this process may run. Raises ConfigError if the locks cannot be made.
     """
     # level 0 is free cores; at level 1 each core has a second holder
     if folder is None:
@@ -86,15 +86,15 @@ class ActorSpec:
     """Settings of the worker that were set explicitly, by field name of TargetConfig or DraftConfig. Without the field
     `host`, the worker listens on its machine's own address."""
     placement: Placement
-    """Resources that Ray reserves for the worker, and labels of the machines that may run it. A launcher adopts a
-    running worker only if it would give the worker this same placement."""
+    """Resources that Ray reserves for the worker, and labels of the machines that may run it. A later launcher takes
+    over the running worker only if it would give it this same placement."""
     ranks_folder: str | None = None
     """Folder through which the ranks of a tensor-parallel target connect; None for a worker of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedActor:
-    """Outcome of a successful start: where the worker can be called, and which process it is."""
+    """Outcome of a successful start: addresses, epoch and machine of the worker."""
 
     address: str
     """Address host:port of the worker's gRPC server."""
@@ -159,13 +159,13 @@ class WorkerActor:
         return self._spec
 
     def drain(self, limit_s: float) -> None:
-        """Accept no new slots, and wait until the running ones have finished, for at most `limit_s` seconds."""
+        """Make the worker accept no new slots, and wait at most `limit_s` seconds for its open ones to finish."""
         if isinstance(self._outcome, StartedActor):
             self._handle.drain(limit_s)
 
     def stop(self, grace_s: float) -> None:
-        """End the gRPC streams, which get `grace_s` seconds to end by themselves, and then the engine. The process
-        stays alive until it is killed.
+        """End the worker's gRPC streams, which get `grace_s` seconds to end by themselves, and then its engine. The
+        process stays alive until it is killed.
         """
         if isinstance(self._outcome, StartedActor):
             self._handle.stop(grace_s)
@@ -198,7 +198,7 @@ class WorkerActor:
 
 
 class FollowerActor:
-    """Ray actor that runs one rank of a tensor-parallel target other than rank 0. When the target's process ends, this
+    """Ray actor that runs one rank of a tensor-parallel target, except rank 0. When the process of rank 0 ends, this
     process ends too, and Ray restarts both.
     """
 

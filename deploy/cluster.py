@@ -88,9 +88,7 @@ class Cluster:
         return [_node(free.get(node["NodeID"], {}), node["Labels"]) for node in _alive_nodes()]
 
     def local_cores(self) -> frozenset[int] | None:
-        """Return the CPU cores of this machine if it is the cluster's only one; None if workers may run on other
-        machines.
-        """
+        """Return the CPU cores of this machine if the cluster has no other machine; None if others may run workers."""
         nodes = _alive_nodes()
         if len(nodes) != 1 or nodes[0]["NodeID"] != _ray().get_runtime_context().get_node_id():
             return None

@@ -30,8 +30,8 @@ _LOST_AFTER_S = 5.0
 """Seconds of failed calls after which a worker counts as lost. One that refuses the connection twice is lost at
 once."""
 HUNG_AFTER_S = 30.0
-"""Seconds that a worker may hang before its process is ended, so that Ray starts another. The same time passes before
-the next start in a pool whose last new worker could not start."""
+"""Seconds that a worker may hang before its process is ended, so that Ray starts another. Also the pause before a
+pool's next start after a new worker of the pool could not start."""
 DRAIN_LIMIT_S = 300.0
 """Maximum seconds for which a worker that is to leave its pool waits for its running requests."""
 _MAX_ENDS = 3
@@ -57,8 +57,8 @@ class Calls(Protocol):
 
 
 class Fleet:
-    """The workers of a system, which it starts, watches, resizes and ends. Call `start` once, then `tick` until the
-    end, then `drain_all` and `end_all`.
+    """Starts, watches, resizes and ends the workers of a system. Call `start` once, then `tick` again and again, and at
+    the end `drain_all` and `end_all`.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Fleet:
         return list(self._members.values())
 
     def start(self) -> None:
-        """Start every worker. Workers that an earlier launcher left running are adopted. If more of them run than a
-        pool's count, the pool keeps them, up to its max.
+        """Start every worker, or take over those that an earlier launcher left running. If more of these run than the
+        pool's setting `count`, the pool keeps them, up to its setting `max`.
         """
         for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
             self._members[name] = PoolMember(name, pool, worker, is_adopted=True, may_be_used=True)
@@ -120,14 +120,13 @@ class Fleet:
 
     def is_ready(self) -> bool:
         """Return whether the system's start is over: at some tick since `start`, each pool had as many serving workers
-        as it is to have. Draft workers that cannot start are not waited for, unless the system needs them.
+        as desired. Draft workers that cannot start are not waited for, unless `needs_drafts` was set.
         """
         return self._has_started
 
     def is_settled(self) -> bool:
-        """Return whether all workers serve and none starts or ends.
-
-        If so, the state stays the same until a worker replies or fails, or a pool's size is changed.
+        """Return whether all workers serve and none starts or ends. If so, `tick` changes nothing until a worker
+        replies or fails, or a pool's size is changed.
         """
         for member in self._members.values():
             if member.state != SERVING or not member.is_watched:
@@ -163,17 +162,18 @@ class Fleet:
         return self._changed()
 
     def scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Ask for a pool's new number of workers at the next tick. Return the future of a reply with the pools' sizes.
+        """Change a pool's number of workers at the next tick. Return the future of a reply with the pool's size.
 
-        pool: name of the pool; empty = all pools are in the reply. count: number of workers; None = no size changes,
-        and the reply has the present sizes. May be called on any thread.
+        pool: name of the pool; empty to get the sizes of all pools, with `count` None. count: new number of workers;
+        None to change nothing. May be called on any thread.
         """
         return self._sizes.request_size(pool, count)
 
     def drain_all(self, notice_s: float = NOTICE_S) -> registry_pb2.WorkerList | None:
         """Drain every worker. Return the new list of workers for the gateways; None if the list has not changed.
 
-        notice_s: seconds within which all gateways receive the list.
+        notice_s: seconds within which all gateways receive the list. Until then they may open slots, so `is_idle`
+        counts only later replies of workers.
         """
         self._is_ending = True
         self._notice_s = notice_s
@@ -339,7 +339,6 @@ class Fleet:
         member.record_failed_start(why, now_s)
 
     def _record(self, sighting: Sighting) -> None:
-        """Record the outcome of a call of a worker."""
         member = self._members.get(sighting.member)
         if (
             member is None

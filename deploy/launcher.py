@@ -107,11 +107,10 @@ class Launcher:
                 raise ConfigError(f"{pool.setting}: {error.message}") from None
 
     def progress(self, part: str, state: str, detail: str, **more: object) -> None:
-        """Print an event about the state of one component of the system, as a JSON line for the process that started
-        the launcher.
+        """Print an event about Ray, a pool or a worker, as a JSON line for the process that started the launcher.
 
-        part: name of the component: "ray", a pool or a worker. state: its new state. detail: text for users. more:
-        further fields of the event.
+        part: "ray", or the name of the pool or worker. state: its new state. detail: text for users. more: further
+        fields of the JSON line.
         """
         self._print(event="progress", part=part, state=state, detail=detail, **more)
 
@@ -297,7 +296,7 @@ def read_config(arguments: argparse.Namespace, stop: StopFlag) -> SystemConfig:
     """Return the settings from the YAML file that the command line names, or, with `--config -`, from one line of JSON
     on stdin. In the second case the end of stdin sets `stop`.
 
-    Raises ConfigError.
+    Raises ConfigError if the settings cannot be read or are not valid.
     """
     if arguments.config != "-":
         values = read_yaml(Path(arguments.config))

@@ -25,11 +25,11 @@ by as many seconds."""
 
 
 def listen(folder: Path, drain: Callable[[], None], limit_s: float) -> None:
-    """Open a socket at which the container asks this process to drain. Each request calls `drain` on a thread of its
-    own.
+    """Open a socket through which `drain_workers` makes this process drain. Each request calls `drain` on a thread of
+    its own.
 
     folder: folder of the workers' sockets, in which this process creates its own. limit_s: maximum seconds that `drain`
-    takes. Raises OSError if the folder cannot be used.
+    takes, which the process that asks is told. Raises OSError if the folder cannot be used.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{os.getpid()}.sock"

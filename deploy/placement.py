@@ -108,8 +108,8 @@ def place(
 def check_capacity(required: Mapping[str, tuple[Placement, int]], nodes: Iterable[ClusterNode], verb: str) -> None:
     """Raise ConfigError if the workers cannot be spread over the nodes.
 
-    required: a worker's placement and the number of workers, by pool. verb: "has" or "has free", which tells in the
-    error's text whether `nodes` are total or free resources.
+    required: a worker's placement and the number of workers, by pool. verb: what the error's text says of the cluster:
+    "has" if `nodes` are total resources, "has free" if they are free ones.
     """
     nodes = list(nodes)
     workers = list[Placement]()
@@ -161,7 +161,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 Free = tuple[float, float]
-"""Free CPUs and free GPUs of one machine: a pair of two numbers."""
+"""Numbers of free CPUs and of free GPUs of one machine."""
 
 
 class _Spreading:

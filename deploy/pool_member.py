@@ -49,8 +49,8 @@ class PoolMember:
     epoch: int = 0
     """Epoch of the worker when its addresses were last known; 0 until they are known for the first time."""
     is_watched: bool = False
-    """Whether the launcher calls the worker's GetInfo every second. False before its address is known, and while it is
-    lost."""
+    """Whether the launcher calls the worker's GetInfo every second. False until the actor has reported the address of
+    its present process, and again after too many failed calls."""
     info: common_pb2.WorkerInfo | None = None
     """Last reply to GetInfo of the worker's present process; None before the first."""
     info_at_s: float = 0.0
@@ -58,8 +58,8 @@ class PoolMember:
     is_adopted: bool = False
     """Whether an earlier launcher started the worker."""
     may_be_used: bool = False
-    """Whether gateways may have streams to the worker. True once its present process has served, and for an adopted
-    worker, which may have served before."""
+    """Whether gateways may have streams to the worker. True once its present process has served, and at once for a
+    worker that an earlier launcher left running."""
     has_served: bool = False
     num_failures: int = 0
     """Number of failed GetInfo calls to the worker since the last successful one."""
@@ -94,7 +94,7 @@ class PoolMember:
         self.may_be_used = False
 
     def is_hung(self, now_s: float, after_s: float) -> bool:
-        """Return whether the worker has hung for at least `after_s` seconds at time `now_s`."""
+        """Return whether the worker has sent no reply, or its engine has hung, for `after_s` seconds at `now_s`."""
         return self.hanging_since_s is not None and now_s - self.hanging_since_s >= after_s
 
     def is_idle_since(self, noticed_s: float) -> bool:

@@ -76,9 +76,9 @@ class Ranks:
         return format_cores(cores)
 
     def options(self, options: dict[str, Any], rank: int) -> dict[str, Any]:
-        """Return the Ray options for the actor of one rank, with the rank's place in the placement group.
+        """Return `options`, changed so that Ray runs the actor of one rank on the rank's share of the placement group.
 
-        options: options that the actor would have outside of a placement group.
+        options: Ray options of an actor that is in no placement group.
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -87,9 +87,7 @@ class Ranks:
         return {**alone, "scheduling_strategy": strategy}
 
     def start_followers(self, options: dict[str, Any]) -> None:
-        """Start the actors of ranks 1 and up. options: Ray options that an actor would have outside of a placement
-        group.
-        """
+        """Start the actors of ranks 1 and up. options: Ray options of an actor that is in no placement group."""
         ray = _ray()
         placement = self._placement
         for rank in range(1, placement.num_ranks):
@@ -165,10 +163,8 @@ class RayWorker:
             return _lost(error)
 
     def num_restarts(self) -> int:
-        """Return how often Ray has restarted the actor; 0 if Ray does not report it.
-
-        Replies to `query` cannot be counted instead, since several restarts may pass before one reply. Ray's public API
-        has the number only in its dashboard.
+        """Return how often Ray has restarted the actor; 0 if Ray does not report it. Ray's public API has the number
+        only in its dashboard.
         """
         try:
             from ray._private.state import actors
@@ -259,8 +255,8 @@ class RayWorkers:
         return RayWorker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
 
     def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, RayWorker]]:
-        """Return, by name, the workers that an earlier launcher of this system left running with the same settings as
-        now, each with its pool.
+        """Return, by worker name, the pool and the actor of each worker that an earlier launcher of this system left
+        running with the same settings as now.
 
         Workers with other settings are drained and ended. A worker that does not reply is ended at once.
         """

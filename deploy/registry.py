@@ -28,13 +28,13 @@ _REPORT_LIFE_S = 10.0
 """Seconds for which a gateway's report is valid."""
 
 Scale = Callable[[str, int | None], "concurrent.futures.Future[pb.ScaleReply]"]
-"""Function that sets the size of a pool. Arguments: the pool's name, and its new number of workers or None to change
-nothing. It returns the future of the pools' sizes, which may raise OutriderError, and may be called on any thread."""
+"""Function that sets the size of a pool, on any thread. Arguments: the pool's name, and its new number of workers or
+None to change nothing. It returns the future of a reply with the pool's size, or of an OutriderError."""
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """gRPC service that gateways call to get the list of workers. Call its methods on the event loop's thread, except
-    `reports`, which any thread may call.
+    """gRPC service from which gateways get the list of workers. Call its methods on the thread of the server's event
+    loop, except `reports`, which any thread may call.
     """
 
     def __init__(self, scale: Scale) -> None:
@@ -47,7 +47,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._is_stopping = False
 
     def reports(self) -> list[pb.GatewayReport]:
-        """Return the last report of each gateway that has joined, unless the report is too old to be valid."""
+        """Return the last report of each gateway that has joined, without reports older than _REPORT_LIFE_S seconds."""
         oldest_s = time.monotonic() - _REPORT_LIFE_S
         reports = list[pb.GatewayReport]()
         for at_s, report in list(self._reports.values()):
@@ -56,7 +56,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         return reports
 
     def publish(self, membership: pb.WorkerList) -> None:
-        """Send a new list of workers to all gateways. Call it on the loop's thread."""
+        """Send a new list of workers to all gateways. Call it on the thread of the server's event loop."""
         self._membership = membership
         self._changed.set()  # wakes those that wait for this event; the next ones wait for another
         self._changed = asyncio.Event()
@@ -175,7 +175,7 @@ class Registry:
         self._server.post([lambda: self._servicer.publish(message)])  # type: ignore[union-attr]
 
     def reports(self) -> list[pb.GatewayReport]:
-        """Return the last reports of the gateways. May be called on any thread."""
+        """Return the last valid report of each gateway that has joined. May be called on any thread."""
         if self._servicer is None:
             return []
         return self._servicer.reports()

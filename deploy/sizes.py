@@ -32,8 +32,7 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 WINDOW_S = 5.0
-"""Length in seconds of the time before now over which loads are measured: busy time, late rounds and refused
-choices."""
+"""Number of seconds, up to now, over which loads are measured: busy time, late rounds and refused choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,10 @@ class PoolLoad:
     for a target pool."""
     busy_share: float | None = None
     """Fraction (0 to 1) of the last WINDOW_S seconds that a serving worker of the pool spent in steps: the mean over
-    these workers. None if it is not known of each of them."""
+    these workers. None if it is unknown for one of them, or none serves."""
     late_share: float | None = None
-    """For a draft pool: the fraction of rounds, in the target pools that it drafts for and the last WINDOW_S seconds,
-    for which draft tokens came too late. None if there were no rounds, and for a target pool."""
+    """For a draft pool: the fraction (0 to 1) of rounds for which draft tokens came too late, in the last WINDOW_S
+    seconds and in the target pools that it drafts for. None without rounds, and for a target pool."""
 
 
 class SizeChange(Enum):
@@ -101,7 +100,7 @@ class Scaler:
         """Return the change of the pool's size that is due now, with its reason. A change is due once the load has been
         too high or too low for as long as the settings say.
 
-        load: the pool's present load. now_s: time in seconds, by a monotonic clock that is the same one at every call.
+        load: the pool's present load. now_s: monotonic time in seconds.
         """
         if load.num_starting:
             self.reset()
@@ -353,11 +352,11 @@ class PoolSizes:
         self._by_load_at_s = 0.0
 
     def request_size(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
-        """Ask for a pool's new number of workers, which the next call of `set_by_hand` sets. Return the future of a
-        reply with the pools' sizes.
+        """Change a pool's number of workers at the next call of `set_by_hand`. Return the future of a reply with the
+        pool's size.
 
-        pool: name of the pool; empty = all pools are in the reply. count: number of workers; None = no size changes,
-        and the reply has the present sizes. May be called on any thread.
+        pool: name of the pool; empty to get the sizes of all pools, with `count` None. count: new number of workers;
+        None to change nothing. May be called on any thread.
         """
         done: concurrent.futures.Future[registry_pb2.ScaleReply] = concurrent.futures.Future()
         self._orders.put((pool, count, done))

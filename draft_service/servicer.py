@@ -15,8 +15,8 @@ from outrider.wire.peer_text import bound_strings
 from outrider.wire.requests.params import MAX_CHOICES
 
 PairingCheck = Callable[[str, int], Awaitable[None]]
-"""Function that prepares the draft worker for a target. Arguments: the target's address and its epoch. Raises
-`ConfigError` or `IncompatiblePair` if the two do not fit."""
+"""Function that checks whether the draft worker fits a target, or prepares it for that target. Arguments: the target's
+address and its epoch. Raises `ConfigError` or `IncompatiblePair` if the two do not fit."""
 
 
 class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):

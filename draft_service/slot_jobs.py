@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from outrider.engine.speculation.beam import BeamLevel
 
 FeatureBits = NDArray[np.uint16]
-"""Features as received: the bits of bfloat16 numbers, as uint16, [num_tokens, width of a feature]."""
+"""Features as received, [N, d] for N tokens: bfloat16 numbers, whose bits are read as uint16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class FeaturesRequest:
     ticket: int
     start: int
     id: int
-    """Number that the target returns with the features. The slot gives its requests another number after it has lost
-    features that it had received."""
+    """Number that the target returns with the features. After the slot has lost features it uses a new number, so that
+    it can tell late answers to an earlier request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class FeaturesJob:
     start: int
     """Position of the token to which the first feature belongs."""
     rows: FeatureBits
-    """Features that the target sent, one row for each committed token, [num_rows, width], as bits of their dtype."""
+    """Features of N consecutive committed tokens that the target sent, [N, d], as bits of bfloat16 numbers."""
     on_stored: Callable[[], None]
     """Function to call on the engine thread once the slot has stored the features. The link to the target then reads
     further features from the stream."""

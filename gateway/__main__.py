@@ -43,7 +43,7 @@ from outrider.wire.transport.tls import CertificateFolder, http_context, public_
 log = get_logger(__name__)
 
 END_S = 1.0
-"""Maximal time for sending clients the error that ends their requests when the gateway stops, in seconds."""
+"""Maximum seconds for sending clients the errors that end their requests, when the gateway stops."""
 
 
 class Signals:

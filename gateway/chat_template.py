@@ -28,7 +28,9 @@ _REMEDY = "give the gateway another template: --chat-template FILE"
 
 
 class Renderers(Protocol):
-    """Interface of a pool of processes that compile, try and render chat templates. `ConfinedPool` implements it."""
+    """Interface of a pool of processes that compile chat templates, try them with trial messages, and render chats.
+    `ConfinedPool` implements it.
+    """
 
     async def run(self, caller: bytes, request: Any) -> Any: ...
 
@@ -80,9 +82,8 @@ class Variant:
         return None
 
     def tool_names(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the variables with which the template renders a chat that offers these tools, by name.
-
-        The tools are where the template reads them: in a variable of their own, or in the system message of `messages`.
+        """Return the variables with which the template renders a chat that offers these tools, by name. The tools are
+        in a variable of their own or in the system message of `messages`, depending on the template.
         """
         names: dict[str, Any] = {"messages": list(messages), _TOOLS: list(tools) or None}
         if tools and self.shape.message_tools is not None:
@@ -158,11 +159,11 @@ class ChatTemplate:
 
         add_generation_prompt: whether the text ends with the beginning of the assistant's next message. extra: further
         variables of the template. merges: whether messages with roles that the template refuses are rewritten to roles
-        that it accepts. max_chars: maximal length of the text, in characters. caller: digest of the caller whose share
-        of the renderers is used.
+        that it accepts. max_chars: maximal length of the text, in characters. caller: digest of the caller, by which
+        the renderer processes are shared between callers.
 
-        Raises InvalidRequest, with the template's message if it refuses the chat, or if rendering exceeds a limit of
-        time or memory. Raises TextTooLong for a text longer than `max_chars`.
+        Raises InvalidRequest if the template refuses the chat, with the message that the template gives, or if
+        rendering exceeds a limit of time or memory. Raises TextTooLong for a text longer than `max_chars`.
         """
         variant = self._variant(bool(tools), bool(documents))
         if documents and "documents" not in variant.variables:

@@ -21,8 +21,8 @@ TIMEOUT_S = 4.0
 TLS_DIR = Path("/etc/outrider/secrets")
 """Folder at which the compose file and the Helm chart mount the certificate of the process in the container."""
 COMMAND_LINE = Path("/proc/1/cmdline")
-"""Path of the file with the command line of the container's first process. In a gateway's container, that process is
-the gateway."""
+"""File with the command line of the container's first process. In a gateway's container that is the gateway, whose
+flags a check reads here."""
 
 
 def check_http(host: str, port: int) -> str | None:

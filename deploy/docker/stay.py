@@ -36,12 +36,10 @@ def pid_of(program: str) -> int:
 
 
 def stay(pid: int, program: str, folder: Path) -> int:
-    """Wait until process `pid` has ended. Return the exit code: 0 if this process had received a signal to end, 1 if
-    `pid` ended by itself.
+    """Wait until process `pid` has ended. On a first signal to end, drain the workers of this container, and then end
+    `pid`; on a second one, end `pid` at once. Return the exit code: 0 after a signal, 1 if `pid` ended by itself.
 
-    program: name of Ray's executable that `pid` runs. folder: folder of the sockets of this container's workers. On a
-    first signal the workers drain, and then `pid` is ended. After a second signal `pid` is ended without waiting for
-    the workers.
+    program: name of Ray's executable that `pid` runs. folder: folder of the sockets of this container's workers.
     """
     process = os.pidfd_open(pid)
     stop = StopFlag()

@@ -31,8 +31,9 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 
 
 class BlockDrafter(NodeDrafter[DraftSlot]):
-    """Drafter that predicts a block of several positions for each slot in one forward. The distribution after a draft
-    token is read from the block of its slot, at the token's depth.
+    """Drafter that predicts the tokens of several consecutive positions, a block, for each slot in one forward. The
+    distribution after a draft token of depth i is row i of its slot's block; row 0 is the one after the last committed
+    token.
     """
 
     is_block_drafter = True
@@ -92,8 +93,8 @@ def block_of(draft_slot: DraftSlot) -> Block:
 def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tensor) -> None:
     """Set the block of each slot from rows of a forward's outputs.
 
-    `slots`: slots whose rows follow one another in the outputs. `counts`: number of rows of each slot. `outputs`:
-    tensors [sum(counts), ...], one for each field of `Block`, in order.
+    `slots`: in the order of their rows. `counts`: number of rows of each slot. `outputs`: for each field of `Block`, in
+    the order of the fields, a tensor [sum(counts), ...].
 
         # counts [3, 2]: the first slot has rows 0 to 2 of each output, the second slot rows 3 and 4
     """
@@ -103,8 +104,8 @@ def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tens
 
 
 def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Split the rows of a tensor into consecutive parts: part i has counts[i] rows. If there are several parts, each is
-    a copy, so that one part does not keep the memory of the others alive.
+    """Split the rows of a tensor into consecutive pieces: piece i has counts[i] rows. Several pieces are copies, so
+    that one does not keep the memory of the others alive.
     """
     parts = rows.split(list(counts))
     if len(parts) == 1:

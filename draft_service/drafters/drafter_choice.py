@@ -24,10 +24,10 @@ def create_drafter(
     metrics: WorkerMetrics,
     draft_slots: Mapping[SlotKey, DraftSlot],
 ) -> NodeDrafter[DraftSlot]:
-    """Create the drafter of a worker for what the worker has loaded: a model, a head or tables.
+    """Create the drafter of a worker that has loaded a model, a head or tables.
 
-    `state`: a `DraftState` for a model or a head, or a `TableState` for tables. `draft_slots`: the worker's slots by
-    key; the caller adds and removes them, and each step sees the present ones.
+    `state`: a `DraftState` for a model or a head, or a `TableState` for tables. `keeper`: opens and closes the worker's
+    slots. `draft_slots`: the worker's slots by key; the drafter sees later changes of this mapping.
     """
     if isinstance(state, TableState):
         return WorkerTableDrafter(keeper)

@@ -1,4 +1,4 @@
-"""Run a draft's model: the rows of requested slots, and chunks of prompts, in one forward.
+"""Run a draft worker's model or head: the rows of requested slots, and chunks of prompts, in one forward.
 
 The drafters with a model or a head call it once in each step.
 """
@@ -31,13 +31,12 @@ class FeedRequest:
     draft_slot: DraftSlot
     """Slot to feed."""
     num_new: int
-    """Number of tokens to feed after the committed ones: draft tokens or masks."""
+    """Number of draft tokens or masks to feed after the slot's committed tokens."""
     nodes: Sequence[int] = ()
-    """Nodes of the slot's tree, or ROOT, after which logits are needed."""
+    """Indices of nodes of the slot's tree, or ROOT, after which logits are needed."""
     ahead: Sequence[RowAhead] = ()
-    """Look-ahead rows to feed after the nodes: guessed tokens, fed before it is known whether they become draft tokens.
-    `num_new` does not count them. If memory does not suffice for the look-ahead rows of all slots, no slot's are
-    fed."""
+    """Look-ahead rows to feed after the nodes; `num_new` does not count them. If memory does not suffice for those of
+    all slots, none are fed."""
 
 
 class Feeder:
@@ -65,13 +64,13 @@ class Feeder:
     def feed(
         self, requests: Mapping[SlotKey, FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
     ) -> tuple[list[tuple[FeedRequest, Row]], Tensor] | None:
-        """Run one forward over those requested slots for which there is cache memory, and over chunks of prompts that
-        are not cached yet.
+        """Run one forward over the requested slots for which there is cache memory, and over pieces of uncached prompts
+        of the worker's other slots.
 
         `requests`: requests by slot key. `make_row`: function that creates the row of a request; it is called once
         there is memory for the row. `now`: monotonic time, in seconds. Returns the requests that were fed, each with
-        its row, and the logits of these rows [sum(num_logits), V] float32 in the same order. Returns None if there was
-        nothing to feed.
+        its row, and the logits [R, V] float32 of these rows in the same order, `num_logits` for each. Returns None if
+        there was nothing to feed.
         """
         step_requests = self._step_requests(requests)
         if not step_requests and not self._scheduler.num_starved:
@@ -113,6 +112,6 @@ class Feeder:
 
 
 def cache_slot_of(draft_slot: DraftSlot) -> Slot:
-    """Return the slot that holds the KV cache of a choice. The worker must have a model or a head."""
+    """Return `draft_slot.slot` as a slot with a KV cache. The worker must have a model or a head."""
     assert isinstance(draft_slot.slot, Slot), "a model's slot has a cache"
     return draft_slot.slot

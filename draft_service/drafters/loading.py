@@ -1,4 +1,4 @@
-"""Load the draft's folder: a model, a model that fills masks, or a head of a target. Runs on the engine thread."""
+"""Load a draft worker's folder: a model, one that fills masks, or a head of a target. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -35,18 +35,17 @@ log = get_logger(__name__)
 class ModelState(ModelWorkerState):
     """State of a draft worker with a model, after loading: the model and its slots.
 
-    The model can also draft for targets with another vocabulary, unless it has an encoder or predicts at mask tokens.
+    A model that has an encoder, or predicts at mask tokens, cannot draft for targets with another vocabulary.
     """
 
     block: BlockShape | None = None
     """Layout of a block of mask tokens, at which the model predicts several tokens in one forward; None for a model
     that drafts one token at a time."""
     shared_vocabularies: list[pb.SharedVocabulary] = field(default_factory=list)
-    """Descriptions of what the worker's vocabulary has in common with those of targets with another tokenizer. The
+    """Descriptions of what the worker's vocabulary shares with the vocabularies of targets of another tokenizer. The
     pairing check with such a target adds one."""
     open_ahead: OpenAhead | None = None
-    """Function that creates the look-ahead rows of a slot: guessed tokens that are fed before it is known whether they
-    become draft tokens. None if the worker uses no look-ahead rows."""
+    """Function that creates the look-ahead rows of a slot. None if the worker uses no look-ahead rows."""
 
     @property
     def supports_retokenization(self) -> bool:

@@ -31,8 +31,8 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
     """Drafter with a model, or with a head that has a cache.
 
     A slot's cache holds its committed tokens, then the fed nodes of its tree in the order in which they were fed. With
-    a head, the tree also keeps the head's output after ROOT and after each fed node, [width]. When a child of that node
-    is fed, the head reads this output in place of a feature, which the target has not computed yet.
+    a head, the tree also keeps the head's output [d] after ROOT and after each fed node. When a child of such a node is
+    fed, the head reads the node's output in place of a feature, which the target has not computed yet.
 
         # 5 committed tokens, then nodes 2 and 0 were fed: cache positions 5 and 6 hold nodes 2 and 0
     """

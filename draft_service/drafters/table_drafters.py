@@ -77,8 +77,8 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
 
 
 class TableSlot(BareSlot):
-    """Slot that drafts from a table. Its follower is the table's state for the slot's sequence: the encoder's input, if
-    any, and then the committed tokens.
+    """Slot that drafts from a table, such as counts of n-grams. Its follower has read the encoder's input, if any, and
+    then the slot's committed tokens.
     """
 
     __slots__ = ("_is_sound", "_num_source", "follower")
@@ -106,10 +106,10 @@ class TableSlot(BareSlot):
         self.follower.append(ids)
 
     def counts_after(self, path: Sequence[int]) -> Counts | None:
-        """Return, for each token id, how often it has followed the committed tokens and then a path of draft tokens, as
-        the table counts. None if the table has no counts there.
+        """Return the ids of the tokens that have followed the committed tokens plus `path`, and how often each has, as
+        the table has counted. None if it has counted nothing there.
 
-        `path`: ids of the draft tokens.
+        `path`: ids of the draft tokens after the committed tokens.
         """
         walk = self.follower.walk()
         for token_id in path:
@@ -125,8 +125,8 @@ class TableSlot(BareSlot):
         return 0
 
     def free_for_successor(self) -> int:
-        """Let a new slot continue this slot's sequence. The table does not learn the sequence now: it learns all of it
-        when the new slot closes. Returns the freed bytes of cache memory: 0, since a table has none.
+        """Leave the slot's sequence to a new slot, which continues it. The table learns the whole sequence when the new
+        slot closes. Returns the freed bytes of cache memory: 0, since a table has none.
         """
         return 0
 
@@ -136,7 +136,7 @@ class TableSlot(BareSlot):
 
 
 class WorkerTableDrafter(NodeDrafter[DraftSlot]):
-    """Drafter of a worker without a model: it proposes the tokens that a table counts after the slot's sequence."""
+    """Drafter of a worker without a model. Its table counts which tokens have followed the slot's last tokens."""
 
     def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
         self._keeper = keeper

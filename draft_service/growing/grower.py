@@ -36,12 +36,13 @@ from outrider.wire.telemetry.metrics import WorkerMetrics
 
 MAX_WHOLE_IDS = 2048
 """Limit for `auto`, a value of the setting `draft_logprobs`. A distribution is sent whole if the vocabulary's size,
-times the number of sampling slots, is at most this number; else only its likeliest ids are sent. With 4,096 ids, whole
-distributions took 117 to 156 kB for each committed token, and cut ones 5 to 9 kB."""
+times the number of the worker's slots with sampled draft tokens, is at most this number; else only its likeliest ids
+are sent. With 4,096 ids, whole distributions took 117 to 156 kB for each committed token, and cut ones 5 to 9 kB."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
 """Maximum bytes of distributions that one slot's draft tree keeps, in case its nodes have to be sent again."""
 BYTES_AN_ID = 20
-"""Bytes per id of a kept distribution: a float32 score, an int64 id and a float64 weight."""
+"""Bytes per id of a kept distribution: a float32 score (log-probability), an int64 id and a float64 weight
+(probability)."""
 
 MakeDrafter = Callable[[Mapping[SlotKey, DraftSlot]], NodeDrafter[DraftSlot]]
 """Function that creates the drafter of a worker, given the worker's slots by key."""
@@ -51,7 +52,7 @@ the gRPC loop's thread."""
 
 
 class Grower:
-    """Jobs and steps of a draft worker, on its engine thread. It owns the slots and their draft trees."""
+    """Runs the jobs and steps of a draft worker, on its engine thread. It owns the slots and their draft trees."""
 
     def __init__(
         self,

@@ -41,11 +41,11 @@ class NodeScheduler:
         self._budget = RowBudget[_Candidate](self.cost)
 
     def choose(self, slots: Iterable[DraftSlot], now: float) -> list[tuple[DraftSlot, Sequence[int]]]:
-        """Return the nodes to feed next, by slot. They are the likeliest of all slots, unless feeding them would slow a
-        caller by more than its fair share.
+        """Return the nodes to feed next, by slot: the likeliest of all slots, as long as each caller gets its share of
+        the worker.
 
-        If a slot uses look-ahead rows (guessed tokens after a node), the rows to feed are marked in the slot's `ahead`;
-        they compete with the nodes by probability. `now`: monotonic time, in seconds.
+        If a slot uses look-ahead rows, those to feed are marked in its `ahead`; they compete with the nodes by
+        probability. `now`: monotonic time, in seconds.
         """
         candidates: dict[
             bytes, list[Iterable[_Candidate]]
@@ -112,7 +112,7 @@ class _Candidate(NamedTuple):
     gain: float
     """Probability that the distribution after the node, or after the look-ahead row, is used."""
     node: int
-    """Index of the node in the slot's tree; for a look-ahead row, its number, which is below ROOT."""
+    """Index of the node in the slot's tree, or ROOT (-1); for a look-ahead row, its number, from -2 downwards."""
     draft_slot: DraftSlot
 
 

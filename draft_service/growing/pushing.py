@@ -38,8 +38,8 @@ thread."""
 class NodeSender:
     """Sends new nodes of the slots' trees to their targets.
 
-    Only counts and times decide when nodes are sent. Under the acceptance rule `rejection`, the moment of sending must
-    not depend on sampled tokens, or the output would no longer have the target's distribution.
+    Under the acceptance rule `rejection`, the time of sending must not depend on which tokens were sampled, or the
+    output would no longer have the target's distribution. So sampled nodes are sent at once.
     """
 
     def __init__(self, engine: EngineThread, send: Send, metrics: WorkerMetrics) -> None:
@@ -50,8 +50,9 @@ class NodeSender:
     def push_due(self, draft_slot: DraftSlot) -> None:
         """Send the new nodes of a slot if they are due.
 
-        Sampled nodes are due at once. Deterministic nodes are due at once if the target has run out of draft tokens for
-        the slot, else every `PUSH_S` seconds.
+        Sampled nodes are due at once. Deterministic nodes are due if the target has run out of draft tokens for the
+        slot, if no more nodes will grow, or `PUSH_S` seconds after the last message; but not before all draft tokens
+        have grown that the request fixes.
         """
         tree = draft_slot.tree
         now = time.monotonic()

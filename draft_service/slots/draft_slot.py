@@ -24,7 +24,8 @@ class Block:
     """Hidden states [N, d] at the same positions, which the head of a `SequentialDrafter` reads; None for other
     drafters."""
     states: dict[int, Tensor] = field(default_factory=dict)
-    """For a `SequentialDrafter`: recurrent state [1, r] of its head after ROOT and after each node, by node index."""
+    """For a `SequentialDrafter`: recurrent state of its head after ROOT and after each node, by node index: r numbers,
+    [1, r]."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,8 +39,8 @@ class DraftSlot:
     slot: BareSlot
     """Slot with the committed tokens, and with their cache if the drafter has one."""
     acceptance: SlotAcceptance
-    """Acceptance probabilities of draft tokens, by their rank among siblings. The probability of rank 0 is learned from
-    this slot alone; the ratios of the other ranks to it, from all slots with like sampling parameters."""
+    """Acceptance probabilities of draft tokens, by their rank among siblings. That of rank 0 is learned from this slot
+    alone. The other ranks divide the remaining probability in proportions learned from all slots that sample alike."""
     tree: Growth = field(init=False)
     """Draft tree below the last committed token."""
     is_growing: bool = False
@@ -50,15 +51,14 @@ class DraftSlot:
     sent_s: float = 0.0
     """Monotonic time, in seconds, at which nodes of this slot were last sent to its target."""
     spent_s: float = 0.0
-    """Seconds, since the slot's last delivery, that the steps took in which the slot had a part."""
+    """Duration in seconds of the steps that have fed this slot since its last delivery."""
     num_urgent: int = 0
     """Number of the slot's next messages that are to be sent at once, because the slot's target ran out of draft
     tokens."""
     block: Block | None = None
     """Latest block of a block drafter. None before it is filled; committing tokens sets it to None again."""
     ahead: RowsAhead | None = None
-    """Look-ahead rows of the slot: guessed tokens that are fed together with nodes, before it is known whether they
-    become draft tokens. None if the draft worker uses none."""
+    """Look-ahead rows of the slot. None if the draft worker uses none."""
 
 
 NodeRequest = tuple[DraftSlot, Sequence[int]]

@@ -29,8 +29,8 @@ class HeadSlot(Slot):
 
     The feature is that of the token itself (`lag` 0) or of the token before it (`lag` 1). The cache begins at the first
     token for which this feature is known. A head without a cache reads only the newest feature. Entries of draft tokens
-    are computed from the head's own outputs in place of features. They stay while the draft tokens are accepted, and
-    after a rejection they are computed again from features.
+    are computed from the head's own outputs in place of features. As long as the draft tokens are accepted, these
+    entries stay; after a rejection they are computed again from features.
 
         # lag 1, 4 committed tokens, features of positions 0 and 1: tokens 1 and 2 can be fed (`num_feedable` is 2)
     """
@@ -69,7 +69,7 @@ class HeadSlot(Slot):
         return max(0, min(len(self.committed) - 1, self.features.end) + self.lag - self.first)
 
     def features_of(self, num_tokens: int) -> Tensor:
-        """Return the features with which the slot's next num_tokens tokens are fed, [num_tokens, width] bfloat16."""
+        """Return the features with which the slot's next num_tokens tokens are fed, [num_tokens, d] bfloat16."""
         start = self.first + len(self.cached) - self.lag
         data = np.frombuffer(self.features.read(start, start + num_tokens), dtype=np.uint16)
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
@@ -80,9 +80,9 @@ class HeadSlot(Slot):
         `start`: position of the first token. `data`: the features. `request_id`: number of the request that the target
         answers with them.
 
-        New features do not continue the stored ones if features between them were lost, or if the slot would keep more
-        than MAX_FEATURE_BYTES. In these cases: if `request_id` is the slot's present one, the cache is emptied and
-        begins again at `start`; else the new features are dropped.
+        If features before `start` were lost, or the slot would keep more than MAX_FEATURE_BYTES, `data` cannot be
+        appended. Then the slot empties its cache and begins again at `start`, or drops `data` if `request_id` is not
+        its present number.
         """
         if self._append(start, data) or request_id != self.request_id:
             return
@@ -120,8 +120,8 @@ class HeadSlot(Slot):
     def publish(self) -> None:
         """Let other slots use this slot's cache (prefix caching), and drop features that have been used.
 
-        A cache is not shared if it begins later than at the first token that can have an entry, since its entries
-        depend on where it begins.
+        All entries of a cache depend on where it begins. So a cache is shared only if it begins at position `lag`, the
+        first that can have an entry.
         """
         if self.first == self.lag:
             super().publish()

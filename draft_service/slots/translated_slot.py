@@ -1,4 +1,4 @@
-"""A slot of a draft whose vocabulary differs from its target's. Runs on the engine thread."""
+"""A slot of a draft worker whose vocabulary differs from its target's. Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ class TranslatedSlot(Slot):
 
     Committed tokens, positions and draft tokens are of the target's vocabulary. Cached tokens are of the draft worker's
     vocabulary: the committed text as the draft worker's tokenizer encodes it. A node of the tree is one token in both
-    vocabularies. When a node is committed, its cache entry stays if the draft worker's tokenizer encodes the new text
-    with the node's token.
+    vocabularies. When a node is committed, its cache entry stays if the draft worker's encoding of the committed text
+    has the node's token, too.
 
-        # the target's tokens "un", "believ", "able" are the draft's "unbeliev", "able": `committed` has 3, `ids` has 2
+        # the text "unbelievable" is "un", "believ", "able" for the target: 3 `committed`
+        # and "unbeliev", "able" for the draft worker: 2 `ids`
     """
 
     __slots__ = ("_limit", "_retokenization", "draft_ids", "has_ended", "translation", "written")
 
     def __init__(self, context_limit: int, *slot: Any, translation: Translation, **more: Any) -> None:
-        """Create a slot. `context_limit`: maximum number of tokens in the draft's context. `translation`: between the
-        two vocabularies. `slot`, `more`: arguments of `Slot`.
+        """Create a slot. `context_limit`: maximum number of tokens in the draft worker's context. `translation`:
+        between the two vocabularies. `slot`, `more`: arguments of `Slot`.
         """
         super().__init__(*slot, **more)
         self.translation = translation
@@ -63,8 +64,8 @@ class TranslatedSlot(Slot):
         """Record the ids that were fed, and the token that the draft worker writes after them.
 
         `own_id`: id of that token in the draft worker's vocabulary. The written text is encoded again in the target's
-        tokens. If the encoding no longer begins with the present draft tokens, these stay, since the tree has nodes for
-        them, and the written text ends.
+        tokens. If the encoding no longer begins with the present draft tokens, which are nodes of the tree already,
+        they stay, and the written text ends.
         """
         self.fed(fed_ids)
         self.written.append(own_id)

@@ -43,7 +43,7 @@ class Deliverer:
         offer: HeadOffer | None = None,
     ) -> None:
         """Create a deliverer. `submit`: function that passes received features to the engine thread. `certificates`:
-        for TLS; None without it. `offer`: the draft's head; None if it has none.
+        for TLS; None without it. `offer`: the draft worker's head; None if it has none.
         """
         self._metrics = metrics
         self._certificates = certificates
@@ -52,15 +52,15 @@ class Deliverer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
-        """Queue a delivery for the target at `address`. If too many bytes wait there already, the delivery is not
-        queued, and its draft tokens are counted as dropped.
+        """Queue a delivery for the target at `address`. If its queue would exceed MAX_BACKLOG_BYTES, the delivery is
+        not queued, and its draft tokens are counted as dropped.
         """
         if not self._link(address).put(write_delivery(nodes, target_epoch)):
             self._metrics.dropped_tokens.inc(len(nodes.ids))
 
     def request_features(self, address: str, target_epoch: int, request: FeaturesRequest) -> None:
-        """Ask a target to send the features of a slot's tokens from a position on, now and as it computes them. A
-        second equal request has no further effect.
+        """Ask a target for the features of a slot's tokens from a position on: those that it has, and later ones as it
+        computes them. A second equal request has no further effect.
         """
         self._link(address).registration.request(target_epoch, request)
 

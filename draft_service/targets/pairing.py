@@ -1,6 +1,6 @@
 """Test whether a head gets the hidden states that it was trained on, at the target that it is about to serve.
 
-One of the pairing checks that the servicer runs when the gateway pairs a draft with a target.
+One of the pairing checks that the servicer runs when the gateway pairs a draft worker with a target.
 """
 
 from __future__ import annotations
@@ -113,9 +113,8 @@ def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> ProbeStates:
     """Return the hidden states that the target computed for the probe text. Call it on the engine thread.
 
-    `ids`: token ids of the text. `taps`: layers whose hidden states were requested. `replies`: the target's replies, in
-    the order of `taps`. Each reply has the hidden states of the next `MAX_PROBE_TAPS` layers; the last one, of the
-    remaining layers.
+    `ids`: token ids of the text. `taps`: numbers of the taps that were requested. `replies`: the target's replies, each
+    with the hidden states of the next `MAX_PROBE_TAPS` of `taps`, or of those that remain.
     """
     states = dict[int, torch.Tensor]()  # by tap: [len(ids), d] bfloat16
     for part, reply in zip(_parts(taps), replies, strict=True):

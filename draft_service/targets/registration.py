@@ -1,4 +1,4 @@
-"""Register a draft's head at one target, on the stream to it, before features are requested there.
+"""Register a draft worker's head at one target, on the stream to it, before features are requested there.
 
 Runs on the gRPC loop's thread.
 """
@@ -20,8 +20,7 @@ from outrider.wire.transport.streams import Outbox
 log = get_logger(__name__)
 
 PIECE_BYTES = 4 << 20
-"""Maximum bytes of the projection in one message of an upload. It is bounded because deliveries wait behind the
-message."""
+"""Maximum bytes of the projection in one message of an upload. While a message is sent, deliveries wait."""
 MAX_PIECES_QUEUED = 4
 """Number of queued messages on the stream above which an upload waits before it queues its next piece."""
 OFFER_AGAIN_S = 5.0

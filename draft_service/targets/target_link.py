@@ -47,8 +47,8 @@ class TargetLink:
         """Open the stream.
 
         `address`: the target's. `dialer`: opens connections to it. `offer`: the head to register before features are
-        requested; None for a draft without a head. `submit`: function that passes received features to the engine
-        thread.
+        requested; None for a draft worker without a head. `submit`: function that passes received features to the
+        engine thread.
         """
         self.is_broken = False
         """Whether the stream has ended."""

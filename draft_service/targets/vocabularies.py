@@ -1,4 +1,4 @@
-"""The vocabularies of a draft's targets: each target's tokenizer is read when the gateway pairs the two.
+"""The vocabularies of a draft worker's targets. A target's tokenizer is read when the gateway pairs the two.
 
 Runs on the gRPC loop's thread.
 """
@@ -30,9 +30,7 @@ Key = tuple[str, int, tuple[int, ...]]
 
 
 class TargetVocabularies:
-    """Vocabularies of the targets that a draft worker drafts for. They may differ, since each slot has its target's
-    vocabulary.
-    """
+    """Vocabularies of the targets that a draft worker drafts for. Each slot has the vocabulary of its target."""
 
     def __init__(
         self,
@@ -41,8 +39,8 @@ class TargetVocabularies:
         default: SlotVocabulary,
         stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
     ) -> None:
-        """Create an empty collection. `own`, `tokenizer`: description and tokenizer of the draft. `default`: the
-        draft's own vocabulary. `stub_of`: function that returns a stub for the target at an address.
+        """Create an empty collection. `own`, `tokenizer`: description and tokenizer of the draft worker. `default`: the
+        draft worker's own vocabulary. `stub_of`: function that returns a stub for the target at an address.
         """
         self._own = own
         self._tokenizer_json = tokenizer.tokenizer_json

@@ -37,8 +37,8 @@ RETRY_S = 1.0
 NUM_LARGEST = 16
 """Limit on the bytes of all request bodies held at one time, in multiples of the largest body that is allowed."""
 NUM_SHARES = 4
-"""One API key may hold at most 1 / NUM_SHARES of the limit on bytes of request bodies, so that clients of one key that
-send slowly leave room for other keys."""
+"""One API key may hold at most 1 / NUM_SHARES of the limit on bytes of request bodies. So clients of one key that send
+slowly cannot fill it."""
 
 
 class BodyBudget:

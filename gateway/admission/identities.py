@@ -28,16 +28,14 @@ def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None
 
 
 def corpus_of(scope: str, key_name: str | None, user: str | None, salt: str | None, *, may_read: bool = False) -> bytes:
-    """Return the digest under which requests with the drafter `lookup` share finished outputs: 32 bytes, or empty.
-
-    Such a drafter copies draft tokens from the finished outputs of all requests with the same digest.
-
-    With an empty digest it copies only from the request itself, and the request's output is not stored.
+    """Return the digest under which requests with the drafter `lookup` share finished outputs, from which it copies
+    draft tokens: 32 bytes. If it is empty, `lookup` copies only from the request itself, and the request's output is
+    not stored.
 
     scope: the setting `lookup_scope`. user, salt: fields `user` and `cache_salt` of the request. Under the scope `user`
     a request without key, user and salt gets an empty digest. may_read: whether the response could reveal other
-    requests' outputs: `explain` shows draft tokens, and under lenience the target accepts tokens that it would not have
-    produced. Such a request gets an empty digest, except under the scope `user`.
+    requests' outputs, as under `explain`, which shows draft tokens, or lenience, with which the target accepts tokens
+    that it would not have produced. Such a request gets an empty digest, except under the scope `user`.
     """
     if scope == "user":
         return _identity(key_name, user, salt)

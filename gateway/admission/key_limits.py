@@ -27,8 +27,8 @@ MAX_HEADER_CHARS = 1024
 of 46 characters."""
 MINUTE_S = 60.0
 ROUNDING = 1e-3
-"""Amount, in tokens or requests, that a bucket may lack and still count as holding what is asked for. It absorbs the
-rounding errors of floating-point sums."""
+"""Number of tokens or requests by which a bucket may fall short and still suffice. It absorbs the rounding errors of
+floating-point sums."""
 BUSY_RETRY_S = 1.0
 """Seconds after which a caller may retry if its API key has reached its limit of concurrent choices. When a running
 choice will end cannot be predicted."""
@@ -248,8 +248,7 @@ class Access:
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller whose API key is in this `authorization` header.
 
-        Raises Unauthenticated for a missing, unknown or expired key. Its message does not show how close the secret was
-        to a valid one.
+        Raises Unauthenticated for a missing, unknown or expired key.
         """
         if self._ring is None:
             return self._anonymous

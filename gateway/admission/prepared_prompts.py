@@ -21,8 +21,8 @@ class CallerGrammars:
 
     checker: GrammarChecker
     caller: bytes
-    """Digest of the caller's API key, empty without one. The checks use this caller's share of the checking processes.
-    """
+    """Digest of the caller's API key, empty without one. The processes that check grammars are shared between callers
+    by it."""
 
     async def output(self, output: OutputFormat | None) -> str:
         """Return the checked grammar of an output format; empty if `output` is None, as any text is then allowed.

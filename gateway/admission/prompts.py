@@ -151,8 +151,8 @@ class PromptReader:
     ) -> tuple[int, ...]:
         """Return the token ids of a text: the last `max_ids` of them, or all if `max_ids` is None.
 
-        name: name of the text's field, for errors. Raises ContextExceeded if the text cannot fit the context; such a
-        text is not tokenised as a whole.
+        name: name of the text's field, for errors. Raises ContextExceeded if the text cannot fit the context, without
+        tokenising all of it.
         """
         if max_ids is not None:
             return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))

@@ -22,15 +22,15 @@ from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 from outrider.wire.settings.config import GatewayConfig
 
 BURST_S = 0.25
-"""Seconds of a burst. It begins when a request arrives while at most an eighth of the places are taken. During a burst
-requests may fill the whole queue, however long they will wait. It is long enough for what one caller sends at once, and
-too short for a constant load of many callers."""
+"""Seconds of a burst. It begins when a request arrives while at most an eighth of the places are taken. During a burst,
+requests may fill the whole queue whatever the expected wait: the time is long enough for what one caller sends at once,
+and too short for a constant load of many callers."""
 CALM_S = 1.0
 """Seconds after which an overload counts as over, if no request has arrived while all places were taken."""
 MIN_RETRY_S = 1.0
 """Shortest time after which a refused caller is asked to retry, in seconds."""
 MEMORY = 32
-"""Number of choices over which the time for which a choice holds its place is averaged."""
+"""About how many of the choices that ended last determine the mean time for which a choice holds its place."""
 
 
 class QueueEstimate:
@@ -89,7 +89,7 @@ class QueueEstimate:
 class AdmissionQueue:
     """The queue of one model: choices that run, and choices that wait for a place.
 
-    `ServedModel` sets `capacity` from the number of targets. When `capacity` falls, running choices keep their places.
+    `capacity`, the number of places, follows the number of targets. When it falls, running choices keep their places.
     """
 
     def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -142,8 +142,8 @@ class AdmissionQueue:
         self.change(num_choices, caller, weight)
 
     def change(self, by: int, caller: bytes = b"", weight: float = 1.0) -> None:
-        """Add `by` to the number of a caller's choices that run or wait, without checking a limit. `by` may be
-        negative.
+        """Add `by`, negative for choices that have ended, to the number of a caller's choices that run or wait. No
+        limit is checked.
 
         weight: weight of the caller's API key. The caller's share of the places is proportional to it.
         """

@@ -180,10 +180,9 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
 
 
 def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raise InvalidRequest if a token id has no row in the model's embedding, that is, if it is `vocab_size` or more.
+    """Raise InvalidRequest, which names the token, if one of `ids` is `vocab_size` or more.
 
-    The error names the first such id. vocab_size: number of the model's logits. The tokenizer may have more ids. name:
-    name of the field with the ids.
+    name: name of the field with the ids. vocab_size: number of the model's logits; the tokenizer may have more ids.
     """
     for token_id in ids:
         if token_id >= vocab_size:

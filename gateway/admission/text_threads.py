@@ -21,8 +21,8 @@ THREAD_NICENESS = 5
 """Niceness of the threads that tokenise long texts, on Linux. It lies between that of the event loop (0) and that of
 confined processes (10)."""
 LARGEST_CHARS = 1 << 20
-"""Length in characters above which only one text is tokenised at a time. Tokenising a text of 2**20 tokens takes 400
-MB."""
+"""Length in characters above which only one text, of all callers, is tokenised at a time. Tokenising a text of 2**20
+tokens takes 400 MB."""
 
 RELEASED_CHARS = 1 << 17
 """Length of a text, in characters, above which the memory that its tokenisation used is given back to the kernel
@@ -35,9 +35,9 @@ T = TypeVar("T")
 class TextThreads:
     """Threads that tokenise texts too long for the event loop. Only one event loop uses them, so there is no lock.
 
-    Of a caller with an API key, one text up to LARGEST_CHARS and one above are tokenised at a time, so that the caller
-    never holds all threads. Of all callers, only one text above LARGEST_CHARS is tokenised at a time, because each of
-    its tokens takes 400 bytes.
+    For a caller with an API key, at most two texts are tokenised at a time, one up to LARGEST_CHARS and one above, so
+    that it never holds all threads. For all callers together, only one text above LARGEST_CHARS is tokenised at a time,
+    because each of its tokens takes 400 bytes.
     """
 
     def __init__(self) -> None:

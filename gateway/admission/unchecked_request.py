@@ -71,12 +71,15 @@ class UncheckedRequest:
     """Format that the outputs must have; None for any."""
     num_prompt_logprobs: int | None = None
     """Number of most likely ids whose log-probs are returned for each prompt token, besides those of the token itself;
-    None for no log-probs of the prompt. The fields `is_empty`, `keeps_stop`, `stops_in_reasoning` and `shows_special`
-    are those of GenerationRequest."""
+    None for no log-probs of the prompt."""
     is_empty: bool = False
+    """Whether the outputs must be empty."""
     keeps_stop: bool = False
+    """Whether an output's text has the stop string or stop id that ends it."""
     stops_in_reasoning: bool = False
+    """Whether stop strings also end an output within its reasoning."""
     shows_special: bool = False
+    """Whether special tokens are part of the output text."""
     adds_special: bool | None = None
     """Whether the tokenizer adds its own special tokens to prompts. None: it adds them to texts but not to chats, whose
     template writes them."""

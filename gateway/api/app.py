@@ -141,9 +141,8 @@ class Envelope:
     """Middleware that gives each request an id, records it, and responds with 500 after an unexpected exception.
 
     Every response gets the header `x-request-id`. Every request that generates tokens is recorded, for logs and
-    metrics. The 500 response has the error's form of the API that was called. Every response to /v1/models, also one
-    that refuses the request, has the gRPC port in a header. An SDK that knows only the HTTP port reads the gRPC port
-    there. Pure ASGI, for speed.
+    metrics. The 500 response has the form of an error of the API that was called. Every response to /v1/models, also a
+    refusal, has the gRPC port in a header, for SDKs that know only the HTTP port. Pure ASGI, for speed.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission, grpc_port: int | None) -> None:

@@ -29,7 +29,7 @@ class CallerPolicy:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.has_origins = config.allowed_origins is not None
-        """Whether the setting allowed_origins is set. Pages of the origins that it lists may then call."""
+        """Whether the setting allowed_origins is set, so that pages of other servers may call the gateway."""
         self._origins = read_origins(config.allowed_origins or "")
         """Origins that the setting allowed_origins lists; None if it is `*`, for any origin."""
         self._hosts = read_host_names(config.allowed_hosts or "")

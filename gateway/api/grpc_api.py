@@ -73,8 +73,8 @@ Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsR
 class GenerationServicer:
     """Implements the gRPC service GenerationService.
 
-    Its methods are declared with a stream of requests, from which they read the only message themselves. Therefore they
-    can identify the caller before they receive the message, and can limit the time for receiving it.
+    gRPC is told that each method reads a stream of requests, although a call has one. So the method can identify the
+    caller before it receives the message, and can limit the time for receiving it.
     """
 
     def __init__(self, admission: Admission, http_port: int = 0) -> None:

@@ -96,7 +96,7 @@ def is_anthropic_path(path: str) -> bool:
 
 
 def shortened(text: str) -> str:
-    """Return a text. If it has more than MAX_ERROR_CHARS characters, it is cut to these, with "..." at the end.
+    """Return `text`. If it is longer than MAX_ERROR_CHARS, return so many characters of it, and "...".
 
     Errors quote what a caller sent, which may be megabytes.
     """
@@ -123,9 +123,8 @@ def internal_error(error: BaseException) -> OutriderError:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """Await `work` and return its result; None if the client disconnects first.
-
-    In that case `work` is cancelled, and the function returns after it has ended.
+    """Await `work` and return its result. If the client disconnects first, cancel `work`, wait until it has ended, and
+    return None.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive))

@@ -49,10 +49,10 @@ BACKLOG = 2048
 
 
 class PlainParser(httptools.HttpRequestParser):
-    """A parser for HTTP requests that ignores offers to upgrade to another protocol, as RFC 9110, 7.8 allows.
+    """A parser for HTTP requests that ignores the header `Upgrade`, as RFC 9110, 7.8 allows.
 
-    llhttp ends a request with such an offer after its head, so that its body would be parsed as the next request. This
-    parser reads the head a second time without the header `Upgrade`, and then the body.
+    llhttp assumes that a request with this header ends after its head, and would parse the body as the next request.
+    This parser reads the head a second time without the header, and then the body.
     """
 
     def __init__(self, protocol: BoundedProtocol) -> None:
@@ -233,7 +233,7 @@ class HttpServer(uvicorn.Server):
         self._limit = ConnectionLimit()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on `sockets`. A TLS handshake has the limit HEAD_TIMEOUT_S; uvicorn alone would allow a minute."""
+        """Listen on `sockets`. A TLS handshake may take HEAD_TIMEOUT_S seconds."""
         await super().startup([])
         handshake_timeout_s = None
         if self._tls is not None:

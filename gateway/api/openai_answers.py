@@ -180,11 +180,10 @@ class OpenAIAnswer:
 
 
 def best_of(outputs: Sequence[RoundOutput], num_made: int, num_returned: int) -> list[int]:
-    """Return the indices in `outputs` of the best outputs of each prompt, one prompt after another.
+    """Return indices in `outputs`: for each prompt in turn, those of the `num_returned` outputs with the highest mean
+    log-probs, the best first. If `num_returned` is `num_made`, all indices are returned, in ascending order.
 
-    The best outputs have the highest mean log-probs; they come first. outputs: whole outputs of all prompts, `num_made`
-    consecutive ones for each prompt. num_returned: number of indices for each prompt. If it is `num_made`, all indices
-    are returned in their order.
+    outputs: whole outputs of all prompts, `num_made` consecutive ones for each prompt.
     """
     # num_made 4, num_returned 2: two of the indices 0 to 3, then two of 4 to 7
     if num_returned == num_made:

@@ -31,7 +31,7 @@ WILDCARD_HOSTS = ("0.0.0.0", "[::]")
 
 
 async def follow_readiness(health: HealthServicer, generator: Generator) -> None:
-    """Set the status in gRPC's health service to that of /readyz, every HEALTH_INTERVAL_S. Runs until cancelled."""
+    """Set gRPC's health status every HEALTH_INTERVAL_S: serving while /readyz answers 200. Runs until cancelled."""
     while True:
         health.set_serving(generator.ready() is None)
         await asyncio.sleep(HEALTH_INTERVAL_S)
@@ -87,7 +87,7 @@ class Operations:
     """Function that returns the workers as they are now. /sd, Prometheus' service discovery, lists them."""
 
     def app(self, policy: CallerPolicy | None) -> Starlette:
-        """Return an application with only these endpoints, for `metrics_port`.
+        """Return an application with the endpoints for operators alone, for the server at `metrics_port`.
 
         policy: decides which web pages may call; None for no check.
         """

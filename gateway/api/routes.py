@@ -70,9 +70,8 @@ TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
 
 class BodyRoute(APIRoute):
-    """A route whose JSON body is read by `read_json`, within limits, and then parsed as the type of `body`.
-
-    `body` is the parameter of the endpoint. FastAPI, which would read a body of any size, only documents the route.
+    """A route whose JSON body is read by `read_json`, within limits, and then parsed as the type of the endpoint's
+    parameter `body`. FastAPI, which would read a body of any size, only documents the route.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -99,7 +98,7 @@ class Routes:
     operations: Operations
 
     def router(self) -> APIRouter:
-        """Return a router with all these endpoints and their documentation."""
+        """Return a router with all endpoints of the gateway and their documentation."""
         router = APIRouter()
         keys = []
         if self.admission.access.needs_keys:

@@ -23,8 +23,8 @@ def usage_so_far(num_prompt_tokens: int, num_tokens: int) -> Json:
 def usage_of(usages: Sequence[ChoiceUsage], num_choices: int, num_reasoning_tokens: int = 0) -> Json:
     """Return the `usage` of a response: sums over its choices. The tokens of a prompt count once.
 
-    usages: usage of all choices, `num_choices` consecutive ones for each prompt. The number of cached tokens of a
-    prompt is the smallest of its choices.
+    usages: usage of all choices, `num_choices` consecutive ones for each prompt. Where the choices of a prompt differ
+    in the number of its cached tokens, the smallest counts.
     """
     # 4 usages and num_choices 2: the first two are of prompt 0, the others of prompt 1
     num_prompt_tokens = 0
@@ -92,9 +92,9 @@ def _common_seed(usages: Sequence[ChoiceUsage]) -> int | None:
 def acceptance_of(steps: Sequence[Step], num_spec_tokens: int, detailed: bool) -> dict[str, Any]:
     """Return the metrics of steps that verified draft tokens. Bonus tokens are in none of the counts.
 
-    num_spec_tokens: maximal number of draft tokens of a step. The histogram has an entry for each number of accepted
-    tokens from 0 to this maximum. It goes up to the largest number that occurred if that is larger: draft tokens that a
-    grammar forces come in addition. detailed: whether the metrics also list every step.
+    num_spec_tokens: maximal number of draft tokens of a step, without those that a grammar forces. The histogram has an
+    entry for each number of accepted tokens, from 0 to this maximum or to the largest number that occurred. detailed:
+    whether the metrics also list every step.
     """
     # steps [(3, 3), (3, 1)] of at most 3: histogram [0, 1, 0, 1], by draft length {"3": [0, 1, 0, 1]}
     drafted_counts = [drafted for drafted, _ in steps]

@@ -33,11 +33,10 @@ MAX_WAIT_S = 10.0
 """Maximal time for which a request waits for a process, in seconds. Ten pieces of work that each reach the default
 limit, one second of CPU time, take as long."""
 STALLED = 10
-"""Elapsed time that a piece of work may take, as a multiple of its limit of CPU time. With 20 busy processes on two
+"""Elapsed time that a piece of work may take, as a multiple of its limit of CPU time: with 20 busy processes on two
 cores, each process gets a tenth of a core."""
 MIN_STALLED_S = 10.0
-"""Smallest limit of the elapsed time of a piece of work, in seconds: STALLED times the default limit of CPU time, which
-is one second."""
+"""Elapsed time, in seconds, that a piece of work may take at least, however low its limit of CPU time."""
 RETRY_S = 1.0
 """Seconds after which a request that got no process may be sent again. It is the default limit of the CPU time of one
 piece of work."""
@@ -91,8 +90,6 @@ def _fields(value: Any) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request that waits for a process."""
-
     caller: bytes
     granted: asyncio.Future[ChildProcess]
     """Future of the process that the request gets."""
@@ -102,8 +99,8 @@ class ConfinedPool:
     """Runs the function `work` of one module in other processes, with limits of CPU time and memory. One event loop
     uses it, so it needs no locks.
 
-    A free process goes to the caller for whom the fewest processes run. Among equals it goes to the caller that has
-    used the least CPU time since the pool was last idle.
+    A process that becomes free takes a request of the caller for whom the fewest processes run; among equals, of the
+    caller that has used the least CPU time since the pool was last idle.
     """
 
     def __init__(self, module: str, cpu_s: float, *, memory_bytes: int = MEMORY_BYTES, name: str = "work") -> None:

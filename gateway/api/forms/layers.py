@@ -23,14 +23,14 @@ from gateway.tools.reading import Reading
 from outrider.wire.errors import OutriderError
 
 PLAIN_TEXT = Reading(family=None, schemas={}, reasoning=None, in_reasoning=False, max_calls=None, shown_ids=frozenset())
-"""Reading for an output that is all text: neither tool calls nor reasoning are looked for in it."""
+"""Parser that takes the whole output as text: it looks for no tool calls and no reasoning."""
 
 
 class Form(Protocol):
     """Interface: writes one response of /v1/responses or /v1/messages, in the protocol of that API.
 
-    Every output of the choice must be passed to `push`, in order. An event is a dict with a `type`, which names the
-    event.
+    Every output of the response's only choice must be passed to `push`, in order. An event is a dict with a `type`,
+    which names the event.
     """
 
     def begin(self) -> Iterator[Json]:
@@ -40,9 +40,8 @@ class Form(Protocol):
         """Yield the events for the output of one round."""
 
     def without_text(self) -> Json:
-        """Return an event that adds no text to the response.
-
-        If `push` yields no event for a round, the round's field `speculation` is sent with this event.
+        """Return an event that adds no text to the response. It carries the field `speculation` of a round for which
+        `push` yields no event.
         """
 
     def failed(self, error: OutriderError) -> Iterator[Json]:
@@ -90,7 +89,7 @@ class AnswerReader:
         return self._reader.has_calls
 
     def usage(self, output: RoundOutput) -> Json:
-        """Return the choice's usage as the field `usage` of /v1/chat/completions writes it.
+        """Return the choice's usage in the form of the field `usage` of /v1/chat/completions.
 
         output: last output of the choice, the only one that has the choice's usage.
         """

@@ -64,8 +64,8 @@ MESSAGES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "compaction": (),
     "thread": (),
 }
-"""For each parameter of /v1/messages that is not supported: the values (besides null) that are still accepted, because
-the server does the same without the parameter."""
+"""For each parameter of /v1/messages that is not supported: the values besides null that are accepted, because they ask
+for what the server does anyway."""
 
 
 class InputMessage(LenientSchema):

@@ -31,9 +31,8 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "truncation": ("disabled",),
 }
-"""For each parameter of /v1/responses that is not supported: the values (besides null) that are still accepted, because
-the server does the same without the parameter. For example, the server stores no responses, so `store` may only be
-false or null."""
+"""For each parameter of /v1/responses that is not supported: the values besides null that are accepted, because they
+ask for what the server does anyway. For example, `store` may be false, since the server stores no responses."""
 
 Include = Literal[
     "message.output_text.logprobs",

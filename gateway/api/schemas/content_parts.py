@@ -164,9 +164,10 @@ def _shown_kind(kind: Any) -> str:
 
 
 def split_thinking(value: Any) -> tuple[Any, str]:
-    """Return (content, reasoning) of a message, given its content.
+    """Return (content, reasoning) of a message: its content without the reasoning parts, and the texts of these parts,
+    joined by newlines.
 
-    The first is the content without its reasoning parts; the second is the texts of these parts, joined by newlines.
+    value: the message's content.
     """
     if not isinstance(value, list):
         return value, ""

@@ -42,7 +42,8 @@ CHAT_FIELDS = (
     "stream",
     "control_tokens_in_content",
 )
-"""Fields of a Layer that have the same name and meaning in a ChatBody, the body of /v1/chat/completions."""
+"""Fields that the bodies of /v1/responses and /v1/messages (`Layer`) share, by name and meaning, with the body of
+/v1/chat/completions (`ChatBody`)."""
 
 
 def chat_message(**fields: Any) -> MessageBody:

@@ -37,8 +37,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""For each parameter of OpenAI, xAI and vLLM that is not supported: the values (besides null) that are still accepted,
-because the server does the same without the parameter."""
+"""For each parameter of OpenAI, xAI and vLLM that is not supported: the values besides null that are accepted, because
+they ask for what the server does anyway."""
 
 TODAY = {
     "guided_json": '"structured_outputs": {"json": ...}',
@@ -63,7 +63,7 @@ equivalent."""
 
 
 def without_former(value: Any) -> Any:
-    """Return a body without the parameters that TODAY names, if their values are null.
+    """Return a body without parameters of other servers or older versions (TODAY) whose values are null.
 
     Raises InvalidRequest, which names the equivalent, if such a parameter has another value. A JSON value that is no
     object is returned unchanged; pydantic refuses it later.

@@ -20,8 +20,8 @@ TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "mm_processor_kwargs": (),
 }
-"""For each parameter of vLLM's /tokenize that is not supported: the values (besides null) that are still accepted,
-because the server does the same without the parameter."""
+"""For each parameter of vLLM's /tokenize that is not supported: the values besides null that are accepted, because they
+ask for what the server does anyway."""
 MAX_TOKENS = 1 << 18
 """Maximal number of tokens in one /detokenize request: about 2 MB of JSON, which takes 10 ms to parse."""
 
