@@ -34,7 +34,7 @@ later."""
 
 
 class CheckerPool(Protocol):
-    """Interface of the pool of processes that a GrammarChecker uses. `ConfinedPool` implements it."""
+    """Interface of the group of processes in which a GrammarChecker checks grammars. `ConfinedPool` implements it."""
 
     def start(self) -> None: ...
 
@@ -52,7 +52,7 @@ class GrammarVerdict:
     """Reason why the grammar is refused (`grammar` is then empty); None if it passed."""
     param: str | None = None
     until_s: float = math.inf
-    """Monotonic time until which the verdict is valid, in seconds. Afterwards the grammar is checked again."""
+    """Monotonic time, in seconds, until which this result is valid. Afterwards the grammar is checked again."""
 
     def result(self) -> str:
         """Return the text of the grammar. Raises InvalidRequest if it was refused."""
@@ -149,16 +149,16 @@ class GrammarChecker:
     async def output(self, caller: bytes, output: OutputFormat) -> str:
         """Return the checked grammar of an output format.
 
-        caller: digest of the caller whose share of the processes is used. Raises InvalidRequest, which names the field,
-        or Overloaded if no process is free for too long.
+        caller: digest of the caller, who gets at most one of the checking processes at a time; empty without one.
+        Raises InvalidRequest, which names the field, or Overloaded if no process becomes free in time.
         """
         return await self._checked(caller, {"format": output}, output.param)
 
     async def tools(self, caller: bytes, request: ToolGrammarRequest) -> str:
         """Return the checked grammar of an output that may call tools.
 
-        caller: digest of the caller whose share of the processes is used. Raises InvalidRequest, which names the field,
-        or Overloaded if no process is free for too long.
+        caller: digest of the caller, who gets at most one of the checking processes at a time; empty without one.
+        Raises InvalidRequest, which names the field, or Overloaded if no process becomes free in time.
         """
         return await self._checked(caller, {"tools": request}, "tools")
 
@@ -213,7 +213,7 @@ def _encoded(request: dict[str, Any], param: str) -> bytes:
 
 
 def create_checker(max_compile_s: float) -> GrammarChecker:
-    """Return a grammar checker with its own pool of processes.
+    """Return a grammar checker with processes of its own.
 
     max_compile_s: limit of the CPU time of one check, in seconds.
     """

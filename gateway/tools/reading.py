@@ -22,7 +22,7 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the outputs of one prompt are split into reasoning, content and tool calls."""
+    """Rules by which the outputs of one prompt are split into reasoning, content and tool calls."""
 
     family: CallFamily | None
     """How the model writes tool calls. None = calls are not looked for."""

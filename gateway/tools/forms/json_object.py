@@ -48,7 +48,8 @@ class JsonObject:
     `, "id": "INDEX"`. Empty = there are none."""
     is_exact: bool = field(default=True)
     """Whether the grammar has the text in front of the arguments as one lexeme. False = it has a lexeme for each piece
-    of JSON, for families whose answers may be JSON that begins like a call."""
+    of JSON, for families whose answers may be JSON that begins like a call: the lexer cannot leave a lexeme that has
+    begun."""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def speculation_of(
 ) -> Speculation | None:
     """Return the speculation with which a choice runs on these workers; None for decoding without drafts.
 
-    workers: the target, then the choice's drafts. All must be able to run the result. num_cached: number of the
+    workers: the target, then the choice's draft workers. All must be able to run the result. num_cached: number of the
     choice's tokens in the cache of each worker.
 
     If a worker cannot run trees, a tree becomes a chain as long as the tree is deep. If a worker's KV cache has no room
