@@ -70,7 +70,8 @@ class GrammarVerdict:
 
 
 class Verdicts:
-    """A cache of the results of grammar checks, by caller and digest of the request, with at most `max_bytes` bytes.
+    """A cache of the results of grammar checks, by caller and digest of the checked format, with at most `max_bytes`
+    bytes.
 
     If it is full, the least recently used result of the caller with the most bytes is dropped, so that no caller evicts
     the results of callers with fewer bytes.
@@ -82,7 +83,7 @@ class Verdicts:
         self._num_bytes: Counter[bytes] = Counter()
 
     def get(self, caller: bytes, digest: bytes) -> GrammarVerdict | None:
-        """Return the cached result of a caller's request with this digest; None if there is none or it is no longer
+        """Return a caller's cached result for the checked format with this digest; None if there is none that is still
         valid.
         """
         of_caller = self._kept.get(caller)

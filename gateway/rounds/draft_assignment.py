@@ -38,7 +38,7 @@ class DraftAssignment:
         self._has_failed = False
         """Whether the draft worker failed or did not deliver, so that another one would be better."""
         self._is_full = False
-        """Whether the draft worker had no slot for the choice, so that decoding without drafts would be better."""
+        """Whether the draft worker had no slot for the choice, so that decoding without it would be better."""
         self.has_misbehaved = False
         """Whether the draft worker sent an invalid delivery or failed. The target must then not use its further
         deliveries."""

@@ -105,8 +105,8 @@ class Verification:
     async def open(self, target: Connection, speculation: Speculation | None, own: Drafter | None) -> None:
         """Open the choice's slot on this connection. Waits in line while the target has no free slot.
 
-        speculation: speculation of the slot; None for decoding without drafts. own: the target's own drafter for the
-        slot; None for none.
+        speculation: speculation of the slot; None for decoding without draft tokens. own: the target's own drafter for
+        the slot; None for none.
 
         Raises Unavailable, WorkerLost, SlotRefused, DeadlineExceeded, InvalidRequest, WorkerFault.
         """

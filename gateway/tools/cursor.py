@@ -63,7 +63,7 @@ class Cursor:
         return self.base + self.at
 
     def append(self, text: str) -> None:
-        """Add text at the end."""
+        """Append the output's next piece of text to `text`."""
         self.text += text
 
     def drop(self) -> None:

@@ -23,7 +23,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 @dataclass
 class CallText:
-    """State of reading one call: the text, the call's name and number. Makes the parts that a CallForm yields."""
+    """State of reading one call from an output. Makes the call's parts: its start and its arguments."""
 
     cursor: Cursor
     schemas: Schemas
