@@ -21,9 +21,9 @@ MARK_DIGITS = 16
 """Number of random digits of a mark, so many that no caller can guess it. Only digits are safe: templates may change
 the case of letters, and JSON escapes other characters."""
 WORDS = frozenset({"role", "type"})
-"""Names of fields whose values a template compares with fixed words. In these values, and in all names of fields, only
-whole control tokens are marked. In other texts an incomplete control token at the beginning or the end is marked, too.
-"""
+"""Names of fields of messages and tools whose values a template compares with fixed words. In these values, and in all
+names of fields, the mark is inserted into whole control tokens only; in other texts, also into an incomplete one at the
+beginning or the end."""
 
 
 class ControlTokens:
@@ -53,11 +53,11 @@ class ControlTokens:
         return [match.start() + 1 for match in self._pattern.finditer(text)]
 
     def places(self, text: str) -> list[int]:
-        """Return the positions at which to cut a text so that no control token forms with text that the template adds.
+        """Return the positions, ascending, at which to cut a text so that neither the text alone nor the text together
+        with the template's text around it spells a control token.
 
         These are the positions of `places_within`. If the text ends with the beginning of a control token, it is also
-        cut after that token's first character. If the text begins with the end of one, it is also cut at 0. The
-        positions are in ascending order.
+        cut after that token's first character. If the text begins with the end of one, it is also cut at 0.
 
             # "os>ab<e": [0, 6]
         """

@@ -26,10 +26,8 @@ log = get_logger(__name__)
 
 
 class Coordinator:
-    """The gateway's entry for generation. It lets choices into their models' queues, runs them, and keeps a list of
-    them.
-
-    It implements `Generator`.
+    """The gateway's entry for generation, behind the interface `Generator`. It admits choices to their models' queues
+    and runs them.
     """
 
     def __init__(self, pools: Pools) -> None:
@@ -64,7 +62,7 @@ class Coordinator:
 
     @property
     def num_admitted(self) -> int:
-        """Number of choices of all models that run or wait."""
+        """Number of choices that run or wait, of all models together."""
         return self._num_admitted
 
     async def wait_idle(self, timeout_s: float) -> None:
@@ -76,8 +74,8 @@ class Coordinator:
     def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> RunningChoices:
         """Let the `num_choices` choices of a request into a model's queue, and return them, not yet started.
 
-        caller, weight: digest and weight of the caller's API key. Raises Unavailable, or Overloaded with the seconds
-        after which to retry.
+        caller, weight: digest and weight of the caller's API key; a caller's share of the places is proportional to its
+        weight. Raises Unavailable, or Overloaded with the seconds after which to retry.
         """
         model = self._model(model_id)
         reason = model.reason()
@@ -123,7 +121,7 @@ class Coordinator:
 
 
 class RunningChoices:
-    """The choices of one request: a task for each, and one queue of their outputs. Implements `AdmittedGenerations`."""
+    """The choices of one request, behind the interface `AdmittedGenerations`: a task each, and one queue of outputs."""
 
     def __init__(
         self,
@@ -172,7 +170,7 @@ class RunningChoices:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end(self, error: OutriderError) -> None:
-        """Make `stream` raise this error after the outputs that wait there.
+        """Make `stream` raise this error after the outputs that it has not yielded yet.
 
         The running choices are cancelled when the reader of `stream` leaves the `async with` block.
         """
@@ -184,10 +182,9 @@ class RunningChoices:
             raise self._early_failure
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
-        """Yield (index of the choice, output) for each round. Raises the first error of any choice.
+        """Yield (index of the choice from 0, output) for each round. Raises the first error of any choice.
 
-        If the request times out before the reader has read all outputs, DeadlineExceeded is raised and the others are
-        dropped.
+        If the request times out first, DeadlineExceeded is raised, and outputs that were not yielded are dropped.
         """
         num_running = len(self._tasks)
         while num_running:

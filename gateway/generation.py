@@ -21,7 +21,7 @@ from outrider.wire.requests.tree_shape import TreeShape
 
 
 class FinishReason(Enum):
-    """Why an output ended, with OpenAI's names."""
+    """Reason why an output ended, by OpenAI's names."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -139,8 +139,8 @@ class OutputToken:
 class OutputTimings:
     """Durations of the phases of one round, in seconds.
 
-    `deliver_s`, `verify_s` and `overhead_s` sum to `total_s`. If several verdicts arrive together, the target may have
-    worked longer on one than the time since the previous one. The sum is then larger than `total_s`.
+    `deliver_s`, `verify_s` and `overhead_s` sum to `total_s`. If the gateway gets several verdicts at once, `total_s`
+    may be shorter than the target's work on a round: the sum is then larger.
     """
 
     total_s: float = 0.0
@@ -168,7 +168,7 @@ def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
 
 @dataclass(slots=True)
 class ChoiceUsage:
-    """Counts of one choice's tokens and steps so far, updated by its `Session`."""
+    """Counts of one choice's tokens and steps so far."""
 
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -177,8 +177,8 @@ class ChoiceUsage:
     num_accepted_tokens: int = 0
     num_plain_steps: int = 0
     num_wasted_tokens: int = 0
-    """Number of draft tokens that equal the output at their place, but arrived after the step that could have verified
-    them."""
+    """Number of draft tokens that equal the output token at their position, but arrived after the step that could have
+    verified them."""
     seed: int = 0
     num_cached_prompt_tokens: int = 0
     """Number of prompt tokens found in the target's prefix cache when the choice began."""
@@ -198,18 +198,17 @@ class ChoiceUsage:
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Number of output tokens from rounds with draft tokens: all output tokens less those of the steps without
-        draft tokens, one each.
-        """
+        """Number of output tokens from rounds with draft tokens: all but one for each step without draft tokens."""
         return max(0, self.num_completion_tokens - self.num_plain_steps)
 
     @property
     def num_overrun_tokens(self) -> int:
         """Number of accepted draft tokens that are not in the output, because it ended before them.
 
-        Every round also has a token of the target's own, except the last if the output ends within its draft tokens.
+        A round makes its accepted tokens, then one token of the target's own. So if tokens of the last round are not in
+        the output, one of them is the target's own.
 
-            # 2 rounds of 4 accepted tokens each, 8 output tokens: 8 + 2 - 8 - 1 = 1 accepted token is not in the output
+            # 2 rounds of 4 accepted tokens each make 10 tokens; 8 are in the output: 2 are not, of which 1 was accepted
         """
         num_missing = self.num_accepted_tokens + self.num_rounds - self.num_emitted_tokens
         return max(0, num_missing - 1)
@@ -217,11 +216,12 @@ class ChoiceUsage:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutput:
-    """What one round adds to the output of a choice. The last round has finish_reason set."""
+    """Addition of one round to the output of a choice. The last round has finish_reason set."""
 
     tokens: tuple[OutputToken, ...]
     text_delta: str
-    """Text that became final. It never ends within a character or within what may become a stop string."""
+    """Text that the client gets after this round. It never ends within a character or within what may become a stop
+    string."""
     num_drafted: int
     num_accepted: int
     timings: OutputTimings
@@ -235,13 +235,12 @@ class RoundOutput:
     complete: it comes in one RoundOutput."""
     prompt_logprobs: Sequence[pb.TokenLogprobs] | None = None
     """Log-probs of the prompt's tokens from the second on, in the first round if requested; else None. They stay
-    protobuf messages: there may be a million, which are converted off the event loop."""
+    protobuf messages, up to a million, which front ends convert in a thread and not in the event loop."""
     score: float | None = None
-    """Score of an output of a beam search: the sum of its log-probs, in nats, divided by length ** length_penalty. None
-    without a beam search."""
+    """Score of an output of a beam search: the sum of its tokens' log-probs, in nats, divided by (number of its tokens)
+    ** length_penalty. None without a beam search."""
     explanation: gateway_pb2.RoundExplanation | None = None
-    """Explanation of the round, if requested; else None. It stays a protobuf message, because a class of our own would
-    have the same fields."""
+    """Explanation of the round, if requested; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +256,7 @@ class ServedFacts:
     """Maximal number of choices of one request. It is the number of choices of this model that may run and wait
     together."""
     draft_id: str | None
-    """Model id of a draft worker that is connected now; None without one."""
+    """Model id of the connected draft worker that fits the gateway's default drafter best; None without one."""
     drafters: tuple[Drafter, ...] = ()
     """Drafters that requests may name, including those of workers that are not connected now."""
     default_drafter: Drafter | None = None
@@ -287,7 +286,7 @@ class ServedFacts:
 
 
 class Generator(Protocol):
-    """What front ends need to run requests. Implemented by `gateway.coordinator.Coordinator`."""
+    """Interface through which front ends run requests. `gateway.coordinator.Coordinator` implements it."""
 
     def models(self) -> tuple[ServedFacts, ...]: ...
 
@@ -305,7 +304,8 @@ class Generator(Protocol):
     def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
         """Let `num_choices` choices of a caller into a model's queue, all or none, before any expensive work.
 
-        caller, weight: digest and weight of the caller's API key. Raises Overloaded or Unavailable.
+        caller, weight: digest and weight of the caller's API key; a caller's share of the places is proportional to its
+        weight. Raises Overloaded or Unavailable.
         """
 
 
@@ -330,7 +330,7 @@ class AdmittedGenerations(Protocol):
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
         """Start the admitted choices. Each waits for a place and then runs.
 
-        requests: one request for each choice, as `build_requests` returns them.
+        requests: one request for each choice, in the order of their index.
         """
 
     async def wait_opened(self) -> None:

@@ -34,7 +34,7 @@ later."""
 
 
 class CheckerPool(Protocol):
-    """Interface of the pool of processes that a GrammarChecker uses. `ConfinedPool` implements it."""
+    """Interface of the group of processes in which a GrammarChecker checks grammars. `ConfinedPool` implements it."""
 
     def start(self) -> None: ...
 
@@ -52,7 +52,7 @@ class GrammarVerdict:
     """Reason why the grammar is refused (`grammar` is then empty); None if it passed."""
     param: str | None = None
     until_s: float = math.inf
-    """Monotonic time until which the verdict is valid, in seconds. Afterwards the grammar is checked again."""
+    """Monotonic time, in seconds, until which this result is valid. Afterwards the grammar is checked again."""
 
     def result(self) -> str:
         """Return the text of the grammar. Raises InvalidRequest if it was refused."""
@@ -70,7 +70,8 @@ class GrammarVerdict:
 
 
 class Verdicts:
-    """A cache of the results of grammar checks, by caller and digest of the request, with at most `max_bytes` bytes.
+    """A cache of the results of grammar checks, by caller and digest of the checked format, with at most `max_bytes`
+    bytes.
 
     If it is full, the least recently used result of the caller with the most bytes is dropped, so that no caller evicts
     the results of callers with fewer bytes.
@@ -82,7 +83,7 @@ class Verdicts:
         self._num_bytes: Counter[bytes] = Counter()
 
     def get(self, caller: bytes, digest: bytes) -> GrammarVerdict | None:
-        """Return the cached result of a caller's request with this digest; None if there is none or it is no longer
+        """Return a caller's cached result for the checked format with this digest; None if there is none that is still
         valid.
         """
         of_caller = self._kept.get(caller)
@@ -149,16 +150,16 @@ class GrammarChecker:
     async def output(self, caller: bytes, output: OutputFormat) -> str:
         """Return the checked grammar of an output format.
 
-        caller: digest of the caller whose share of the processes is used. Raises InvalidRequest, which names the field,
-        or Overloaded if no process is free for too long.
+        caller: digest of the caller, who gets at most one of the checking processes at a time; empty without one.
+        Raises InvalidRequest, which names the field, or Overloaded if no process becomes free in time.
         """
         return await self._checked(caller, {"format": output}, output.param)
 
     async def tools(self, caller: bytes, request: ToolGrammarRequest) -> str:
         """Return the checked grammar of an output that may call tools.
 
-        caller: digest of the caller whose share of the processes is used. Raises InvalidRequest, which names the field,
-        or Overloaded if no process is free for too long.
+        caller: digest of the caller, who gets at most one of the checking processes at a time; empty without one.
+        Raises InvalidRequest, which names the field, or Overloaded if no process becomes free in time.
         """
         return await self._checked(caller, {"tools": request}, "tools")
 
@@ -213,7 +214,7 @@ def _encoded(request: dict[str, Any], param: str) -> bytes:
 
 
 def create_checker(max_compile_s: float) -> GrammarChecker:
-    """Return a grammar checker with its own pool of processes.
+    """Return a grammar checker with processes of its own.
 
     max_compile_s: limit of the CPU time of one check, in seconds.
     """

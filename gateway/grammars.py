@@ -35,10 +35,10 @@ LAYOUT: Any = {
     "key_separator": ": ?",
     "json_allowed_escapes": r'"\bfnrt',
 }
-"""Layout of JSON: at most one space after a comma or a colon, and no other white space outside strings. Models write
-JSON on one line, with or without these spaces. More white space could go on without end. Each character has one
-spelling, because llguidance treats the name \\u0061 as different from `a`. In consequence, control characters without a
-short escape are allowed only if the schema contains them."""
+"""Options of llguidance for the layout of JSON in an output. At most one space follows a comma or a colon, and no other
+white space stands outside strings: models write JSON so, and could go on with white space without end. Escapes such as
+\\u0061 are not allowed, because llguidance treats that name as different from `a`. So a control character that can only
+be written in this way is allowed only if the schema contains it."""
 MAX_ECHO_CHARS = 300
 """Maximal number of characters of llguidance's error that a refusal quotes."""
 LOCATE_S = 0.02
@@ -74,7 +74,7 @@ def create_schema_grammar(schema: Schema | str, param: str, *, strict: bool) -> 
     param: name of the request's field, for errors. strict: whether the schema itself must also follow OpenAI's rules:
     every property is required, and no others are allowed. The output follows the schema in either case.
 
-    Raises InvalidRequest, which names the place in the schema below `param`.
+    Raises InvalidRequest, which names the faulty part of the schema by its path below `param`.
     """
     return _placed(lambda: _grammar_of_schema(_json_text(schema), strict), param)
 
@@ -85,7 +85,7 @@ def schema_text(schema: Schema | str, param: str, *, strict: bool) -> str:
     param: name of the request's field, for errors. strict: whether the schema itself must also follow OpenAI's rules:
     every property is required, and no others are allowed.
 
-    Raises InvalidRequest, which names the place in the schema below `param`.
+    Raises InvalidRequest, which names the faulty part of the schema by its path below `param`.
     """
     return _schema_of(create_schema_grammar(schema, param, strict=strict))
 
@@ -112,7 +112,7 @@ def create_choice_grammar(choices: list[str], param: str) -> str:
 
 
 def parse_lark_grammar(text: str, param: str) -> str:
-    """Return the grammar for a text in Lark, in llguidance's dialect, or in GBNF (`root ::= ...`).
+    """Return the grammar for a text in GBNF (`root ::= ...`) or in llguidance's dialect of Lark.
 
     JSON schemas after `%json` in the text are checked like those of requests. Special tokens in the text are refused.
     param: name of the request's field, for errors. Raises InvalidRequest.

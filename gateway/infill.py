@@ -11,14 +11,15 @@ FORMS = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-"""Texts of the three tokens before the prefix, the suffix and the middle, for each known family of models: Qwen and
-CodeGemma, StarCoder, SantaCoder, DeepSeek."""
+"""Control tokens with which a prompt asks for the middle of a text, for each known family of models: the tokens before
+the prefix, the suffix and the middle. Families: Qwen and CodeGemma, StarCoder, SantaCoder, DeepSeek."""
 
 
 def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """Return the ids of the tokens before the prefix, between prefix and suffix, and after the suffix.
+    """Return the ids of the three control tokens with which a prompt asks for the middle of a text, between a prefix
+    and a suffix: those before the prefix, between prefix and suffix, and after the suffix.
 
-    Raises InvalidRequest if the tokenizer has none of the known families' tokens.
+    Raises InvalidRequest if the tokenizer has the tokens of no known family.
     """
     for form in FORMS:
         before, between, behind = map(tokenizer.control_id, form)

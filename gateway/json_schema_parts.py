@@ -22,11 +22,11 @@ DEFINITIONS = ("$defs", "definitions")
 
 Schema = dict[str, Any] | bool
 Place = tuple[str | int, ...]
-"""Place of a part in a schema: the keys and indices that lead to it from the top."""
+"""Path in a schema: the keys and indices that lead from its top to a value in it."""
 
 
 class SchemaRefused(Exception):
-    """A schema is refused. `reason` says why, and `place` is the place in the schema that causes it."""
+    """A schema is refused. `reason` says why, and `place` is the path to its faulty part, as keys and indices."""
 
     def __init__(self, reason: str, *place: str | int) -> None:
         super().__init__(reason)
@@ -57,7 +57,7 @@ def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
 
 
 def pointer(place: Place) -> str:
-    """Return a place as a JSON pointer, escaped as in a `$ref`.
+    """Return a path in a schema, given as keys and indices, as a JSON pointer, escaped as in a `$ref`.
 
     # ("properties", "a/b", "anyOf", 0): "/properties/a~1b/anyOf/0"
     """

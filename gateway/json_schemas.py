@@ -24,9 +24,9 @@ from gateway.json_schema_parts import (
 )
 
 MARGIN = 1e-15
-"""Distance from an exclusive bound at which numbers other than integers are allowed, as a share of the bound, or
-absolute for a bound of 0. With a much smaller distance below 0.7, 0.69999999999999999 would be allowed, which a reader
-rounds to 0.7."""
+"""Distance between an exclusive bound of numbers and the inclusive bound that replaces it, relative to the bound's
+absolute value, or absolute for a bound of 0. Bounds of integers stay exclusive. With a much smaller distance below 0.7,
+0.69999999999999999 would be allowed, which a reader rounds to 0.7."""
 MAX_INTEGER = 2**53
 """Largest absolute value up to which all integers are exact in every reader of JSON, also one that reads floats."""
 
@@ -43,8 +43,8 @@ INTEGER_FORMATS = {
     "uint32": (0, 2**32 - 1),
     "uint64": (0, None),
 }
-"""(Lower bound, upper bound) of an integer, by the value of `format`. None: no bound is enforced, as there is none or
-it is beyond 2^53. Other values of `format` do not limit integers."""
+"""(Lower bound, upper bound) of an integer, by the value of `format`. None for a bound that does not exist, or that is
+beyond 2^53 and not enforced. Other values of `format` do not limit integers."""
 NOT_ENFORCED = frozenset(
     {"uniqueItems", "nullable", "not", "if", "then", "else", "contains", "minContains", "maxContains"}
     | {"propertyNames", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "dependencies"}

@@ -35,12 +35,11 @@ from outrider.wire.models.tokenizer_json import (
 from outrider.wire.peer_text import bound_text
 
 BYTES_PER_TOKEN = 8
-"""Length of the beginning of a long text that is tokenised at first, in bytes for each token that is needed. English
-text has about half as many bytes per token."""
+"""Bytes of a long text that are tokenised at first, for each token that is needed. English text has about half as many
+bytes per token."""
 CLEARLY_MORE = 1.25
-"""Factor of the allowed number of tokens. If the beginning of a text has more tokens than the product, the text is
-refused and its rest is not tokenised. A factor of little more than 1 is enough, because cutting a text changes only the
-tokens of one word."""
+"""A text is refused, and its rest is not tokenised, if its beginning has more than CLEARLY_MORE times the allowed
+number of tokens. A factor near 1 is enough, because cutting a text changes only the tokens of one word."""
 MAX_ADDED_TOKENS = 16
 """Maximal number of tokens that a post-processor adds to a text; known ones add one or two."""
 REPLACES_EACH_BYTE = "outrider-each"
@@ -260,7 +259,7 @@ class Tokenizer:
         return token
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
-        """Return an incremental decoder of the pieces that are `bytes`, with the same result as `decode`.
+        """Return an incremental decoder for the bytes that `piece` returns. Its text is the same as that of `decode`.
 
         A tokenizer with byte fallback replaces each invalid byte by U+FFFD, a ByteLevel tokenizer each run of them.
         """

@@ -19,7 +19,7 @@ from gateway.confined.template_shape import (
 )
 
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
-"""Roles that messages of every chat may have. A chat template may allow others, by naming them."""
+"""Roles that messages of every chat may have. Another role is allowed if the source of the chat template names it."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Fields of a message in which templates look for its reasoning."""
 
@@ -28,8 +28,8 @@ def ways_of(messages: list[Message], source: str, shape: TemplateShape, merges: 
     """Yield rewritten copies of a chat's messages that a template may accept, the one closest to the original first.
 
     messages: the original, in which `content` is a text or a list of text parts and the arguments of calls are texts.
-    source: source of the template. shape: forms of the messages' fields that the template reads. merges: whether later
-    copies may also merge system messages and make roles alternate, for templates that refuse the other copies.
+    source: source of the template. shape: types that the template expects for the messages' fields. merges: whether
+    later copies may also merge system messages and make roles alternate, for templates that refuse the earlier copies.
     """
     known = [_with_known_role(message, source) for message in messages]
     yield from _merged_ways(known, shape, merges)

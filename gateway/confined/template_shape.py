@@ -47,37 +47,35 @@ PROBE_TOOL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
-    """The forms in which one chat template reads a message, such as `content` as a text or as a list of parts."""
+    """Types that one chat template expects for a message's fields, such as a text or a list of parts for `content`."""
 
     contents: dict[str, ContentForm] = field(default_factory=dict)
-    """Form in which the template reads `content`, by role: a `text`, a list of `parts`, or `both`. For roles without an
-    entry it is `text`."""
+    """Type that the template expects for `content`, by role: a `text`, a list of `parts`, or `both`. For roles without
+    an entry it is `text`."""
     call_content: str | None = ""
     """Content for an assistant message that has tool calls and no text. None for templates that write calls only if the
     content is null."""
     arguments: ArgumentsForm = "object"
-    """Form of a tool call's arguments (an object, or its JSON as text) that the template writes as JSON."""
+    """Type of a tool call's arguments with which the template writes JSON: an `object`, or its JSON as `text`."""
 
     message_tools: ToolsForm | None = None
-    """Form of a system message's `tools` (a list, or the JSON text of the functions) that the template writes. None for
-    templates that read no tools there, or that read them from a variable."""
+    """Type of a system message's `tools` with which the template writes them: a `list`, or the functions' JSON as
+    `text`. None for templates that read no tools there, such as those that read the variable `tools`."""
     marks_roles: bool = True
     """Whether the template adds anything to the text of a user's message. True also if it refuses a single user
     message."""
 
     def arguments_forms(self) -> tuple[ArgumentsForm, ArgumentsForm]:
-        """Return the two forms of a tool call's arguments (`text`, `object`), with the form that the template reads
-        first.
-        """
+        """Return the types of a tool call's arguments, `text` and `object`, first the one that the template expects."""
         if self.arguments == "text":
             return "text", "object"
         return "object", "text"
 
 
 def shape_of(render: Render) -> TemplateShape:
-    """Return in which forms a template reads messages. Trial messages are rendered to find out.
+    """Return the types that a template expects for a message's fields. It renders trial messages to find out.
 
-    render: renders messages with the template. If a message has tool calls, it must pass PROBE_TOOL to the template.
+    render: renders messages with the template, and passes PROBE_TOOL to the template if a message has tool calls.
     """
     contents: dict[str, ContentForm] = {}
     user: Message = {"role": "user", "content": "hello"}
@@ -120,9 +118,10 @@ def _message_tools(render: Render, user: Message) -> ToolsForm | None:
 
 
 def with_message_tools(messages: Sequence[Message], tools: Sequence[Any], form: ToolsForm) -> list[Message]:
-    """Return a chat's messages with the tools in the field `tools` of a system message.
+    """Return a chat's messages with the tools in the field `tools` of the system message at the beginning.
 
-    It is the chat's first message if that has a role of SYSTEM_ROLES, or else a new one without text before it.
+    If the first message has no role of SYSTEM_ROLES, a system message with an empty text is put before it. form:
+    `list`, or `text` for the functions' JSON.
     """
     first: Message = {"role": "system", "content": ""}
     others = list(messages)
@@ -132,7 +131,7 @@ def with_message_tools(messages: Sequence[Message], tools: Sequence[Any], form: 
 
 
 def tools_of_message(tools: Sequence[Any], form: ToolsForm) -> Any:
-    """Return the tools as a template reads them from the field `tools` of a system message: a list, or a JSON text."""
+    """Return the value of a system message's field `tools`. form: `list`, or `text` for the functions' JSON."""
     if form == "list":
         return list(tools)
     return json.dumps([tool["function"] for tool in tools], ensure_ascii=False)

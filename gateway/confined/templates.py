@@ -42,10 +42,11 @@ def prepare() -> None:
 
 
 def work(request: dict[str, Any]) -> Any:
-    """Do what the request's `kind` says with a chat template, "check", "probe" or "render", and return the result.
+    """Do a piece of work on a chat template and return the result, which depends on `request["kind"]`.
 
-    Results: for "check" the variables that the template reads, for "probe" the fields of its TemplateShape, for
-    "render" the text, or None if it is longer than `max_chars`.
+    "check": the variables that the template reads. "probe": the fields of its TemplateShape. "render": the rendered
+    chat, or None if it has more than `request["max_chars"]` characters. Raises InvalidRequest for an unusable template
+    or chat.
     """
     source = request["source"]
     if request["kind"] == "check":
@@ -70,7 +71,6 @@ def _check(source: str) -> list[str]:
 
 
 def _probe(source: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the template's TemplateShape."""
 
     def render(messages: list[Message], **more: Any) -> str:
         variables = {**names, "messages": messages, "documents": None, **more}

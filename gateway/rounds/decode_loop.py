@@ -36,10 +36,10 @@ from outrider.wire.telemetry.log import get_logger
 log = get_logger(__name__)
 
 MAX_RECOVERIES = 8
-"""Number of times that a failed round may be repeated without a committed token in between. The request then fails. A
-request may make every target crash, and this limits how many targets it can stop."""
+"""Number of times that a choice's failed round may be repeated without a committed token in between. Then its request
+fails. A request may make every target crash, and this limits how many targets it can stop."""
 MOVES = ("full", "draining")
-"""Reasons for which a request goes to another target although none failed: the target has no free slot, or drains. Such
+"""Reasons for which a choice goes to another target although none failed: the target has no free slot, or drains. Such
 moves count neither as recoveries nor as retries."""
 
 WASTING = (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_REFUSED)

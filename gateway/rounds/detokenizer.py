@@ -13,16 +13,16 @@ from gateway.tokenizer import Tokenizer
 from gateway.tools.reasoning import AnswerFinder
 
 NO_REASONING = AnswerFinder(None, in_reasoning=False)
-"""Finder of the answer, which is the text after the reasoning, for outputs that have no reasoning: their whole text is
-the answer. It has no state, so all choices share it."""
+"""Finder of the answer (the text after the reasoning) for outputs without reasoning: their whole text is the answer. It
+has no state, so all choices share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextUpdate:
-    """Result of adding tokens to an output's text: the text that became final, and the stop if there was one."""
+    """Result of adding tokens to an output's text: the text that the client may get now, and the stop, if any."""
 
     text_delta: str
-    """Text that became final. It never ends within a character or within what may become a stop string."""
+    """Text that the client may get now. It never ends within a character or within what may become a stop string."""
     num_kept: int
     """Number of the added tokens that belong to the output: all, or those up to and including the token that completed
     the stop."""
@@ -36,11 +36,10 @@ class TextUpdate:
 class Detokenizer:
     """An incremental detokenizer that also finds stops. After a stop or `finish` nothing more may be pushed.
 
-    The concatenated deltas equal `tokenizer.decode` of all ids, cut where the first stop string starts; special tokens
-    in `shown_ids` appear by name. The first stop string is the one that is complete first (of two at the same
-    character, the longer). So the cut depends on the text alone, not on how tokens split it. There is one difference to
-    `tokenizer.decode`: if a run of byte tokens becomes invalid after a whole character, that character stays, because
-    it was sent.
+    The concatenated deltas equal `tokenizer.decode` of all ids, with the special tokens in `shown_ids` written by name,
+    cut where the first stop string starts. The first is the one whose last character comes first; of two with the same
+    last character, the longer. One difference: where an invalid byte ends a run of byte tokens, `tokenizer.decode` may
+    replace the whole run by U+FFFD. Here the characters before that byte stay, because they were sent.
 
     Stops count only after the reasoning: a stop string if all of it comes after the reasoning, a stop id if its token
     does.
@@ -85,11 +84,11 @@ class Detokenizer:
 
     @property
     def num_chars(self) -> int:
-        """Number of characters of the text so far, including text that is not final."""
+        """Number of characters of the text so far, including text that is held back."""
         return self._num_chars
 
     def push(self, ids: Sequence[int]) -> TextUpdate:
-        """Add the next tokens of the output, in order, and return the text that became final."""
+        """Add the next tokens of the output, in order, and return the text that the client may get now."""
         text = self._held
         tokens: list[tuple[str, int]] = []
         for token_id in ids:
@@ -124,7 +123,7 @@ class Detokenizer:
         return TextUpdate(text[:certain], len(ids), None, tuple(tokens))
 
     def finish(self) -> tuple[str, str | None]:
-        """Return the text that was not final yet, and the stop string found in it (None without one).
+        """Return the text that was held back so far, and the stop string found in it (None without one).
 
         Call it at the end of an output that ends without a stop. Incomplete bytes become U+FFFD.
         """

@@ -1,6 +1,6 @@
-"""Which draft worker drafts for a request: chooses it, keeps it while it delivers, and replaces it.
+"""Which draft worker drafts for a choice: chooses it, keeps it while it delivers, and replaces it.
 
-`DraftSession` has one assignment for each draft of a request.
+Each `DraftSession` of a choice has one assignment.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from outrider.wire.requests.drafters import Drafter
 
 
 class DraftAssignment:
-    """Which draft worker drafts for a request.
+    """Chooses the draft worker for one choice of a request, keeps it, and replaces it.
 
-    The worker stays the same as long as its draft tokens reach the target, because its KV cache holds the request.
+    It is kept as long as its draft tokens reach the target, because its KV cache holds the choice's tokens.
     """
 
     def __init__(
@@ -25,28 +25,28 @@ class DraftAssignment:
         pool: str | None = None,
         searches: bool = False,
     ) -> None:
-        """Create an assignment without a draft.
+        """Create an assignment without a draft worker.
 
-        drafter: drafter of the request. pool: name of the pool from which the draft is taken; None for any. searches:
-        whether the request is a beam search.
+        drafter: drafter of the request. pool: name of the pool from which the draft worker is taken; None for any.
+        searches: whether the request is a beam search.
         """
         self.member: DraftMember | None = None
         self._model = model
         self._criteria = (drafter, pool, searches)
         self._target = ""
-        """Name of the target to which the draft delivers."""
+        """Name of the target to which the draft worker delivers."""
         self._has_failed = False
-        """Whether the draft failed or did not deliver, so that another draft would be better."""
+        """Whether the draft worker failed or did not deliver, so that another one would be better."""
         self._is_full = False
-        """Whether the draft had no slot for the request, so that decoding without a draft would be better."""
+        """Whether the draft worker had no slot for the choice, so that decoding without it would be better."""
         self.has_misbehaved = False
         """Whether the draft worker sent an invalid delivery or failed. The target must then not use its further
         deliveries."""
         self._avoid: str | None = None
-        """Name of the draft that was left because it failed; None without one."""
+        """Name of the draft worker that was left because it failed; None without one."""
 
     def may_stay(self, target: TargetMember) -> bool:
-        """Return whether the request's draft worker may go on drafting for this target; True if it has none."""
+        """Return whether the choice's draft worker may go on drafting for this target. True if the choice has none."""
         draft = self.member
         if draft is None:
             return True
@@ -61,7 +61,7 @@ class DraftAssignment:
         return not self._model.has_better_draft(draft, target, self._avoid, *self._criteria)
 
     def assign(self, target: TargetMember) -> bool:
-        """Assign the best draft worker for this target if the request has none. Return False if none is available."""
+        """Assign the draft worker of `choose` if the choice has none. Return False if no draft worker is available."""
         if self.member is None:
             self.member = self.choose(target)
             if self.member is None:
@@ -75,12 +75,12 @@ class DraftAssignment:
         return True
 
     def choose(self, target: TargetMember) -> DraftMember | None:
-        """Return the draft worker that `assign` would assign now; None if none is available."""
+        """Return the draft worker that fits the choice best at this target; None if none is available."""
         other = self._model.choose_draft(target, self._avoid, *self._criteria)
         return other or self._model.choose_draft(target, None, *self._criteria)
 
     def leave(self) -> None:
-        """End the assignment, if the request has a draft worker."""
+        """End the assignment, if the choice has a draft worker."""
         if self.member is not None:
             self._avoid = None
             if self._has_failed:

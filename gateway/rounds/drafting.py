@@ -40,8 +40,8 @@ class DraftSession:
     def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
         """Create the state, without a draft worker yet.
 
-        place: index among the drafts of the request. pool: name of the pool from which the draft is taken; None for
-        any.
+        place: index among the choice's draft workers, from 0. pool: name of the pool from which the draft worker is
+        taken; None for any.
         """
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
         self._model = model
@@ -150,10 +150,11 @@ class DraftSession:
         return self.connection is not None and not self._is_paused
 
     def is_ticket_reused(self, ticket: int, target: Connection) -> bool:
-        """Return whether a new draft slot is about to deliver under the ticket of an earlier draft slot.
+        """Return whether `advance` would open a new draft slot that delivers under the ticket of an earlier one.
 
-        Under the rule `rejection` the target keeps the first proposal for a committed length. So deliveries of the new
-        slot under the old ticket would be useless.
+        Under the rule `rejection` the target keeps the first delivery of a node under a ticket, so those of the new
+        slot would be useless. ticket: ticket for this draft worker in the lease. target: connection of the lease's
+        target.
         """
         connection = self.connection
         is_new = connection is not None and not self.slot.is_open_on(connection, target.epoch)

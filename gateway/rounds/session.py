@@ -95,7 +95,7 @@ class Session:
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """For how many of the most likely ids at each prompt position the target must still send log-probs.
+        """Number of most likely ids at each prompt position whose log-probs the target must still send.
 
         None once the prompt log-probs have arrived, or if the request does not ask for them.
         """

@@ -17,8 +17,8 @@ def why_invalid(verdict: tpb.Verdict, num_committed: int, num_drafts: int, num_s
     """Return the reason why a verdict is invalid; None if its fields are consistent and safe to use as indices.
 
     num_committed: number of tokens, or of levels of a beam search, that the verdict commits. num_drafts: number of
-    draft workers of the request. num_scores: number of prompt tokens for which the verdict must hold log-probs; None
-    for no check.
+    draft workers of the choice. num_scores: number of prompt tokens for which the verdict must hold log-probs; None for
+    no check.
     """
     num_outcomes = len(verdict.outcomes)
     num_expected = num_drafts + 1

@@ -33,18 +33,19 @@ log = get_logger(__name__)
 REOPENED = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
 """Error codes after which the slot is opened again and the round repeated."""
 MAX_FAULTS = 2
-"""Number of failures of targets in a row (internal errors or invalid verdicts) after which a request fails. A request
-that makes every target fail then does not reach all targets."""
+"""Number of failures of targets (internal errors or invalid verdicts) in a row for one choice after which its request
+fails. A request that makes every target fail then does not reach all targets."""
 TOKENS_AHEAD = 2 * (MAX_DRAFT_TOKENS + 1)
 """Number of tokens that a target may commit beyond the last verdict that the gateway has used. It is enough for two
 steps with MAX_DRAFT_TOKENS draft tokens each: the target runs one while the verdict of the other is on its way to the
 gateway."""
 EXTEND_AGAIN_S = 1.0
-"""Seconds without a verdict after which an Extend is sent again, because the last one may have been lost."""
+"""Seconds without a verdict after which the last Extend message, which lengthens the lease, is sent again, because it
+may have been lost."""
 
 
 class SlotRefused(Exception):
-    """The target does not open a slot for this request now: it is full, drains, or failed to open one.
+    """The target opens no slot for the choice now: it is full and another target is not, it drains, or it failed.
 
     `reason`: value of the label `reason` of outrider_retries_total.
     """
@@ -66,7 +67,7 @@ class Verification:
         self.why_again = ""
         """Reason why the last round must be repeated: value of the label `reason` of outrider_retries_total."""
         self.tickets: Sequence[int] = (0,)
-        """Tickets of the last lease, one for each draft."""
+        """Tickets of the last lease, one for each draft worker of the choice; one if it has none."""
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
@@ -104,8 +105,8 @@ class Verification:
     async def open(self, target: Connection, speculation: Speculation | None, own: Drafter | None) -> None:
         """Open the choice's slot on this connection. Waits in line while the target has no free slot.
 
-        speculation: speculation of the slot; None for decoding without drafts. own: the target's own drafter for the
-        slot; None for none.
+        speculation: speculation of the slot; None for decoding without draft tokens. own: the target's own drafter for
+        the slot; None for none.
 
         Raises Unavailable, WorkerLost, SlotRefused, DeadlineExceeded, InvalidRequest, WorkerFault.
         """
@@ -136,8 +137,8 @@ class Verification:
     def begin_lease(self, target: Connection, *, drafted: Sequence[bool]) -> None:
         """Begin a lease at the committed tokens, with new tickets. The target drops tokens that it made beyond these.
 
-        drafted: for each `DraftSession` of the choice, whether the committed tokens are about to be sent to a draft
-        worker. It has at least one entry, even if no worker drafts.
+        drafted: for each `DraftSession` of the choice, whether its draft worker is about to get the committed tokens,
+        so that the target may expect draft tokens. It has at least one entry, even if no worker drafts.
         """
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
@@ -195,7 +196,7 @@ class Verification:
                 self.extend(target)
 
     def extend(self, target: Connection) -> None:
-        """Send an Extend if at least half of TOKENS_AHEAD is used up, so that the target may run further.
+        """Send an Extend message, which lengthens the target's lease, if at least half of TOKENS_AHEAD is used up.
 
         # TOKENS_AHEAD 130, and the last Extend allowed 330 tokens: the next is sent once 265 are committed
         """

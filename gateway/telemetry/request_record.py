@@ -61,7 +61,7 @@ def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """What is known of one round, for its span in a trace.
+    """Record of one round, for its span in a trace.
 
     The gateway and the target compute the same id of the span from the ticket and the committed length. The target
     makes it the parent of its own span.
@@ -76,7 +76,8 @@ class RoundRecord:
     target: str
     """Name of the round's target."""
     draft: str | None = None
-    """Name of the round's draft, or of the target's own drafter; None until it is known."""
+    """Names of the draft workers that drafted for the round, joined by `&`, or name of the target's own drafter; None
+    until it is known."""
     verdict: tpb.Verdict | None = None
 
     @property
@@ -106,7 +107,7 @@ class RoundRecord:
 
 @dataclass
 class RequestRecord:
-    """What is known of one request, for its log line and span. Filled in while the request runs."""
+    """Record of one request, for its log line and span. Filled in while the request runs."""
 
     request_id: str
     operation: str
@@ -124,7 +125,7 @@ class RequestRecord:
     """Usage of each choice that has begun."""
     targets: set[str] = field(default_factory=set)
     drafts: set[str] = field(default_factory=set)
-    """Names of the drafts that worked for the request; `targets` holds the names of its targets."""
+    """Values of `RoundRecord.draft` in the request's rounds; `targets` holds the names of the targets."""
     spans: Spans | None = None
     """Exporter of spans; None if the gateway sends no traces."""
     metrics: ServerMetrics | None = None

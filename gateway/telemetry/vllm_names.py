@@ -149,6 +149,8 @@ class ChoiceSeries:
 class VllmNames(Collector):
     """Prometheus collector of rounds, acceptance and load under the names that vLLM uses.
 
+    The acceptance rate of the last five minutes, in PromQL:
+
     `rate(vllm:spec_decode_num_accepted_tokens_total[5m]) / rate(vllm:spec_decode_num_draft_tokens_total[5m])`
     """
 

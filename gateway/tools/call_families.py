@@ -25,7 +25,7 @@ characters, so 128 are allowed."""
 
 
 class CallIds(Enum):
-    """Which ids of tool calls a chat template accepts in the chat's history."""
+    """Rule for the ids of tool calls that a chat template accepts in the chat's history."""
 
     ANY = "any"
     SHORT = "short"
@@ -38,8 +38,8 @@ class CallIds(Enum):
 class CallFamily:
     """How a family of models writes the tool calls of an output.
 
-    They are `opening`, one call in `form`, for each further call `between` and the call, and `closing`. A marker is the
-    text by which calls are found in an output, the beginning of `opening` as a rule.
+    It writes `opening`, then the calls in `form` with `between` between two of them, then `closing`. A marker is a text
+    by which calls are found in an output, the beginning of `opening` as a rule.
 
     # Hermes: <tool_call>\\n{"name": "f", "arguments": {"x": 1}}\\n</tool_call>
     #         opening      form                               closing        marker: <tool_call>

@@ -14,10 +14,10 @@ from gateway.tools.parts import Part
 
 T = TypeVar("T")
 Steps = Generator[Part | None, None, T]
-"""Type of a generator that parses an output while the output grows, and whose result is a T.
+"""Type of a generator that parses an output while the output grows, and whose result has the type T.
 
-It yields each part that it has found, and None where it has to wait for more text. A caller is such a generator too,
-and passes both on: `is_call = yield from cursor.matches("{")`.
+It yields each part of the output that it has found, and None where it has to wait for more text. Its caller is such a
+generator, too, and yields the same by `yield from`: `is_call = yield from cursor.matches("{")`.
 """
 
 MAX_SPACE = 256
@@ -59,11 +59,11 @@ class Cursor:
 
     @property
     def position(self) -> int:
-        """Number of characters of the output in front of the cursor, with those that were dropped."""
+        """Number of characters of the output in front of the cursor, including those that `drop` removed."""
         return self.base + self.at
 
     def append(self, text: str) -> None:
-        """Add text at the end."""
+        """Append the output's next piece of text to `text`."""
         self.text += text
 
     def drop(self) -> None:

@@ -17,7 +17,7 @@ from gateway.tools.reasoning import REASONING_BY_PARSER, ReasoningFamily
 
 @dataclass(frozen=True, slots=True)
 class ToolGrammarRequest:
-    """What the grammar of an output with tool calls or reasoning is made from. Equal requests give equal grammars."""
+    """Data that determine the grammar of an output with tool calls or reasoning. Equal data give equal grammars."""
 
     offer: ToolOffer
     family_name: str | None

@@ -75,8 +75,8 @@ class CallReader:
         """End the output, and return the remaining parts.
 
         `is_cut`: whether a limit or a stop of the request ended the output. A call that has begun then stays a call,
-        without an end. If the model ended the output inside a call, the text of that call becomes content. Text behind
-        a call that is only the beginning of the text that ends calls is dropped.
+        without an end. If the model ended the output inside a call, the text of that call becomes content. An
+        incomplete beginning of the family's `closing` or `between` behind a call is dropped.
         """
         has_begun_call = self._call is not None and self._call.name is not None
         if (is_cut and has_begun_call) or self._is_closing():
@@ -343,7 +343,6 @@ class CallReader:
         self._gap_at = 0
 
     def _retract(self) -> Steps[None]:
-        """Take back a call that has begun and is none."""
         call = self._call
         self._call = None
         if call is not None and call.name is not None:

@@ -22,7 +22,7 @@ from outrider.wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the outputs of one prompt are split into reasoning, content and tool calls."""
+    """Rules by which the outputs of one prompt are split into reasoning, content and tool calls."""
 
     family: CallFamily | None
     """How the model writes tool calls. None = calls are not looked for."""
@@ -77,8 +77,8 @@ def reading_of(
 ) -> Reading | None:
     """Return how the outputs of a chat are split into reasoning, content and calls. None = they are content as a whole.
 
-    `offer`: the tools that the model may call. `prompt`: the rendered chat. `budget`: limit of the reasoning, None =
-    none. Raises InvalidRequest if the chat template takes no tools, if it writes calls in an unknown form, and for a
+    `offer`: the tools that the model may call. `prompt`: the rendered chat. `budget`: limit of the reasoning; None = no
+    limit. Raises InvalidRequest if the chat template takes no tools, if it writes calls in an unknown form, and for a
     `budget` that is not optional and cannot be enforced for this model.
     """
     template = tokenizer.template

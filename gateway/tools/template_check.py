@@ -21,9 +21,10 @@ _REMEDY = "name the family: --tool-call-parser NAME, or give the gateway another
 
 
 async def finding(task: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the state, what was found, and the remedy.
+    """Return (state, what was found, remedy) of the check of a model's chat templates, for `outrider doctor`.
 
-    The template is compiled and tried as the gateway does it: in a process of limited time and memory.
+    state: ok, warning or problem. remedy: empty if there is nothing to do. The template is compiled and tried as the
+    gateway does it: in a process of limited time and memory.
     """
     additional = {name: text.encode() for name, text in task["additional"].items()}
     file = template_of_files(task["file"].encode(), task["configured"], None, additional)
@@ -48,7 +49,7 @@ async def _compiled(file: TemplateFile) -> ChatTemplate:
 
 
 def main() -> int:
-    """Check the templates on stdin and print the finding. Return the exit code, 0."""
+    """Check the chat templates on stdin and print the result as one JSON object. Return the exit code, 0."""
     state, found, remedy = asyncio.run(finding(json.loads(sys.stdin.readline())))
     write_event({"event": "found", "check": "chat template", "state": state, "found": found, "remedy": remedy})
     return 0

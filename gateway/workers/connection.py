@@ -19,7 +19,8 @@ from outrider.wire.transport.rpc import max_control_bytes
 from outrider.wire.transport.streams import Outbox, PendingReplies, Replies
 
 RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
-"""Class of the messages that the gateway sends on a Control stream, to a draft or to a target."""
+"""Class of the messages that the gateway sends on a Control stream: DraftRequest to draft workers, TargetRequest to
+targets."""
 
 
 class WorkerSlot:
@@ -80,7 +81,7 @@ class WorkerSlot:
 
 
 class Connection:
-    """One Control stream to a worker until it ends: sends messages in batches and hands each reply to its request.
+    """One Control stream to a worker until it ends: sends messages in batches and matches each reply to its message.
 
     `call`, `subscribe` and `send` never block.
     """
@@ -153,11 +154,11 @@ class Connection:
         self._outbox.put(request)
 
     def drop(self) -> None:
-        """Cancel this stream. The `WorkerLink` then opens another."""
+        """Cancel this stream. The worker's `WorkerLink` then opens another stream."""
         self._stream.cancel()
 
     async def run(self) -> None:
-        """Read replies and hand them to their requests until the stream ends."""
+        """Read replies and match them to their messages until the stream ends."""
 
         async def batches() -> AsyncIterator[list[Any]]:
             async for batch in self._stream:

@@ -41,8 +41,8 @@ MAX_PATH_BYTES = 4096
 CALL_TIMEOUT_S = 10.0
 """Timeout of the calls GetInfo and GetTokenizer, in seconds. They are made once in each life of a worker."""
 PAIR_TIMEOUT_S = 120.0
-"""Timeout of a pairing check, in seconds. In a check the draft worker registers at the target, sends it at most 1 GiB
-of weights, and tests itself there."""
+"""Timeout of a pairing check, in seconds. In a check the draft worker registers at the target, sends the target at most
+1 GiB of weights, and tests itself with that target."""
 POLL_S = 0.5
 """Seconds between two polls of a worker that has work from this gateway."""
 IDLE_POLL_S = 1.0

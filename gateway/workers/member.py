@@ -23,14 +23,14 @@ from outrider.wire.processes.health import CallOutcome, Health
 from outrider.wire.requests.drafters import Drafter
 
 POLL_S = 0.25
-"""Seconds after which the first request in line tries again to open a slot. When another gateway frees a slot, this
+"""Seconds after which the first choice in line tries again to open a slot. When another gateway frees a slot, this
 gateway is not told."""
 SILENT_S = 1.0
-"""Seconds without a step, two polls long, after which a worker with work gets no new request while another worker is
+"""Seconds without a step, two polls long, after which a worker with work gets no new choice while another worker is
 usable."""
 MAX_CALLERS = 1024
-"""Maximal number of callers for which a draft worker's use is stored, which takes some 100 KB. Without API keys a
-client may send a new `user` with each request, so their number has no other limit."""
+"""Maximal number of DraftUse records, one for each UseKey, that are kept of a draft worker. They take some 100 KB.
+Without API keys a client may send a new `user` with each request, so their number has no other limit."""
 
 
 UseKey = tuple[bytes, bool]
@@ -39,20 +39,20 @@ their acceptance rates differ."""
 
 
 class SlotQueue:
-    """The line of requests for the slots of one target. They get slots in the order in which they entered the line."""
+    """The line of choices that wait for a slot of one target, which get slots in the order in which they entered it."""
 
     def __init__(self) -> None:
         self._line = asyncio.Lock()
         self._freed = asyncio.Event()
 
     def note_freed(self) -> None:
-        """Record that this gateway closed a slot on the target, so that the first request in line tries at once."""
+        """Record that this gateway closed a slot on the target, so that the first choice in line tries at once."""
         self._freed.set()
 
     async def enter(self, try_open: Callable[[], Awaitable[bool]]) -> None:
         """Wait in line until `try_open` opens a slot and returns True.
 
-        If `try_open` raises an error, the request leaves the line and the error is passed on.
+        If `try_open` raises an error, the choice leaves the line and the error is passed on.
         """
         if not self._line.locked() and await try_open():
             return
@@ -72,10 +72,10 @@ class State(Enum):
     SERVING = "serving"
     DRAINING = "draining"
     FAILING = "failing"
-    """The worker is connected, but gets no requests because recent ones failed on it."""
+    """The worker is connected, but gets no new choices because recent ones failed on it."""
     LOST = "lost"
-    """The worker is not connected; or it is a draft that reads hidden states, and no pairing check with a target has
-    finished."""
+    """The worker is not connected; or it is a draft worker that reads hidden states, and no pairing check with a target
+    has finished."""
     REFUSED = "refused"
     """The worker answers, but the gateway does not use it: it is incompatible with the model or with the gateway."""
 
@@ -88,9 +88,9 @@ class Member:
         self.link = link
         self.health = Health()
         self.num_requests = 0
-        """Number of requests of this gateway that are placed on the worker now: they run there or wait for a slot."""
+        """Number of choices of this gateway that are placed on the worker now: they run there or wait for a slot."""
         self._max_requests = 0
-        """Largest number of requests of this gateway on the worker at one time since the last poll."""
+        """Largest number of choices of this gateway on the worker at one time since the last poll."""
         self._num_others = 0
         """Number of slots that other gateways held at the last poll."""
         self._epoch = 0
@@ -110,7 +110,7 @@ class Member:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the worker only finishes what it runs and takes no new requests."""
+        """Whether the worker only finishes what it runs and takes no new choices."""
         if self.spec.is_draining:
             return True
         info = self.link.info
@@ -118,13 +118,13 @@ class Member:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a request may be placed on the worker: it is connected, does not drain, and its health allows it."""
+        """Whether a choice may be placed on the worker: it is connected, does not drain, and its health allows it."""
         return self.connection is not None and not self.is_draining and self.health.is_usable
 
     @property
     def is_usable_alone(self) -> bool:
-        """Whether a request may be placed on the worker if no other worker is `is_usable`. Without another worker, one
-        that is down because requests failed on it is tried again sooner.
+        """Whether a choice may be placed on the worker while no worker is usable. If this one is down because choices
+        failed on it, it is tried again sooner than `is_usable` allows.
         """
         return self.connection is not None and not self.is_draining and self.health.is_usable_alone
 
@@ -152,7 +152,7 @@ class Member:
         The slots that other gateways hold are those of the last poll. A worker that refused to open a slot because it
         had none counts as full until the next poll.
 
-            # 3 requests of this gateway, 2 of others: 5 of `num_slots` 8, or 5 of 5 after a refusal
+            # 3 choices of this gateway, 2 of others: 5 of `num_slots` 8, or 5 of 5 after a refusal
         """
         info = self.link.info or pb.WorkerInfo()
         num_requests = self.num_requests + self._num_others
@@ -176,17 +176,17 @@ class Member:
         self._has_refused_slot = False
 
     def attach(self, request: object) -> None:
-        """Count a request as placed on the worker."""
+        """Count a choice as placed on the worker. request: any object that stands for the choice."""
         self.num_requests += 1
         self._max_requests = max(self._max_requests, self.num_requests)
         self.health.begin(request)
 
     def detach(self) -> None:
-        """Count a request as no longer on the worker."""
+        """Count a choice as no longer on the worker."""
         self.num_requests -= 1
 
     def note_draining(self) -> None:
-        """Record that the worker refused a slot because it drains: in this epoch it takes no new requests."""
+        """Record that the worker refused a slot because it drains: in this epoch it takes no new choices."""
         self._draining_epoch = 0
         if self.link.info is not None:
             self._draining_epoch = self.link.info.epoch
@@ -213,7 +213,7 @@ class Member:
 
 
 class TargetMember(Member):
-    """A target worker, with the line for its slots."""
+    """A target worker, with the line of choices that wait for its slots."""
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
         super().__init__(spec, link)
@@ -221,16 +221,16 @@ class TargetMember(Member):
 
     @property
     def deliver_address(self) -> str:
-        """Address to which drafts deliver draft tokens for this target."""
+        """Address to which draft workers deliver draft tokens for this target."""
         return self.spec.deliver_address
 
 
 @dataclass(frozen=True, slots=True)
 class PairingResult:
-    """Result of the pairing check of one draft with one target. It is valid only as long as `draft` and `target` are
-    the connections of the two workers.
+    """Result of the pairing check of one draft worker with one target. It is valid only as long as `draft` and `target`
+    are the connections of the two workers.
 
-    Only drafts that read hidden states or translate between tokenizers are checked.
+    Only draft workers that read hidden states or translate between tokenizers are checked.
     """
 
     draft: Connection
@@ -255,8 +255,8 @@ class DraftMember(Member):
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """Record of whether deliveries to a target arrive there and are valid, by the target's name."""
         self._uses: dict[UseKey, DraftUse] = {}
-        """Use of the draft by caller, the least recent first. A caller whose draft tokens are rejected pauses no other
-        caller's draft."""
+        """Use of the draft worker by UseKey, the least recent first. A caller whose draft tokens are rejected does not
+        pause it for other callers."""
 
     def use_of(self, key: UseKey) -> DraftUse:
         """Return the record of how many tokens the draft worker adds to a caller's choices. A new caller gets an empty
@@ -278,9 +278,9 @@ class DraftMember(Member):
 
     @property
     def state(self) -> State:
-        """State of the draft, which also depends on its pairing checks.
+        """State of the draft worker, which also depends on its pairing checks.
 
-        A draft that reads hidden states is LOST until a check with some target has finished. A draft is REFUSED if it
+        A draft worker that reads hidden states is LOST until a check with some target has finished. It is REFUSED if it
         is incompatible with every target with which it was checked.
         """
         state = super().state
@@ -300,7 +300,7 @@ class DraftMember(Member):
         return state
 
     def needs_pairing(self, target: TargetMember) -> bool:
-        """Return whether the draft needs a pairing check with this target.
+        """Return whether the draft worker needs a pairing check with this target.
 
         It needs one if it reads the target's hidden states, or if it drafts with a tokenizer other than the target's.
         """
@@ -315,7 +315,7 @@ class DraftMember(Member):
         return target_info is None or not has_same_tokens(info, target_info)
 
     def pairing(self, target: TargetMember) -> PairingResult | None:
-        """Return the result of the pairing check on the current connections of draft and target; None without one.
+        """Return the result of the pairing check on the current connections of both workers; None without one.
 
         # after a restart of the target its connection is another one: the check of the previous one no longer counts
         """
@@ -330,10 +330,10 @@ class DraftMember(Member):
         return are_connected and self.needs_pairing(target) and self.pairing(target) is None
 
     def can_serve(self, target: TargetMember) -> bool:
-        """Return whether the draft may draft for a request on this target now."""
+        """Return whether the worker may draft for a choice on this target now."""
         return self.is_usable and self.deliveries[target.name].is_usable and self.is_compatible(target)
 
     def is_compatible(self, target: TargetMember) -> bool:
-        """Return whether the draft passed its pairing check with the target, or needs none."""
+        """Return whether the draft worker passed its pairing check with the target, or needs none."""
         pairing = self.pairing(target)
         return not self.needs_pairing(target) or (pairing is not None and pairing.why is None)

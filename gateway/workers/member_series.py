@@ -15,17 +15,17 @@ STARTING = "starting"
 """State of a worker that is being started, for the first time or after a loss. The registry does not have its address
 yet."""
 AWAY = (State.LOST, State.REFUSED, State.FAILING)
-"""States in which a worker that is expected to serve does not, although the gateway has a WorkerLink to it."""
+"""States in which a worker with a WorkerLink (the gateway's client of it) does not serve although it should."""
 
 
 class MemberSeries(Collector):
     """Prometheus collector of the series of all workers that the gateway knows.
 
-    * `outrider_worker_connected{worker="draft"} == 0`: that draft is lost, or is being started.
+    * `outrider_worker_connected{worker="draft"} == 0`: that draft worker is lost, or is being started.
     * `outrider_worker_lost == 1`: the worker is expected to serve, and does not.
     * `sum by (pool, state) (outrider_members)`: workers by state, of every pool, even of one without workers.
-    * `outrider_breaker_open == 1`: the worker is down by its health, and gets no requests.
-    * `outrider_member_requests`: requests placed on the worker by this gateway.
+    * `outrider_breaker_open == 1`: the worker is down by its health, and gets no choices.
+    * `outrider_member_requests`: number of choices that this gateway has placed on the worker.
     """
 
     def __init__(self, members: Callable[[], Sequence[Member]], membership: Callable[[], Membership]) -> None:
@@ -42,7 +42,7 @@ class MemberSeries(Collector):
         """Update which members are expected to serve.
 
         Call it whenever a member connects, begins to drain or is lost, and when the membership changes. A member is
-        expected from when it was listed as ready or was connected until it drains or leaves the list.
+        expected once it was listed as ready or has connected, and until it drains or is no longer listed.
         """
         linked = {member.name: member for member in self._members()}
         specs = {spec.name: spec for spec in self._membership().members}

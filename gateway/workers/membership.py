@@ -49,11 +49,11 @@ class MemberSpec:
     address: str
     """Address of the worker's service as host:port; empty while the worker is being started."""
     deliver_address: str = ""
-    """Address to which drafts send draft tokens for a target, as host:port."""
+    """Address to which draft workers send draft tokens for a target, as host:port."""
     is_starting: bool = False
     """Whether the worker is being started. The gateway cannot connect to it yet."""
     is_draining: bool = False
-    """Whether the worker only finishes what it runs and takes no new requests."""
+    """Whether the worker only finishes what it runs and takes no new choices."""
     metrics_address: str = ""
     """Address of the worker's metrics as host:port, empty if unknown."""
     node: str = ""

@@ -28,9 +28,10 @@ Resolve = Callable[[str], Awaitable[list[str]]]
 
 
 async def resolve(host: str) -> list[str]:
-    """Return the IP addresses of a host name, of one address family.
+    """Return the IP addresses of a host name, sorted. Raises OSError.
 
-    It is the family that the system lists first, because one worker may have an address of each. Raises OSError.
+    Only addresses of the family (IPv4 or IPv6) that the system lists first are returned: a worker that has one address
+    of each would count twice.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     first_family = found[0][0]

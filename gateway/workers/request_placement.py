@@ -16,27 +16,27 @@ from dataclasses import dataclass
 PREFIX_TOKENS = 256
 """Number of tokens at the beginning of a prompt that are hashed to choose its target."""
 BALANCE = 1.25
-"""Factor of the mean load of the targets among which one is chosen. The target that a prompt's hash prefers gets the
-prompt while its own load is below the product plus SLACK_SLOTS."""
+"""The target that a prompt's hash prefers gets the prompt while that target's load is below BALANCE times the mean load
+of the targets among which one is chosen, plus SLACK_SLOTS slots."""
 SLACK_SLOTS = 2
-"""Number of slots in use by which the target that a prompt's hash prefers may exceed BALANCE times the mean load."""
+"""Slots by which the load of the target that a prompt's hash prefers may exceed BALANCE times the mean load."""
 FULL_KV_SHARE = 0.95
-"""Share of KV blocks in use from which a target counts as full, because a new request would wait for memory."""
+"""Share of KV blocks in use from which a target counts as full, because a new choice would wait for memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """Load of one usable worker, from which the placement of a request is decided."""
+    """Load of one usable worker, from which the placement of a choice is decided."""
 
     name: str
     num_requests: int
-    """Number of requests that this gateway placed on the worker, plus the slots that other gateways hold there."""
+    """Number of choices that this gateway placed on the worker, plus the slots that other gateways hold there."""
     num_slots: int
     kv_share: float = 0.0
     """Share of the worker's KV blocks in use, 0 to 1."""
     rtt_s: float = 0.0
     is_silent: bool = False
-    """Whether the worker has work and has made no step for a while. It may soon count as lost."""
+    """Whether the worker has work and has made no step for `member.SILENT_S`. It may soon count as lost."""
 
     @property
     def share(self) -> float:
@@ -48,7 +48,7 @@ class WorkerLoad:
 
     @property
     def is_full(self) -> bool:
-        """Whether a new request would have to wait for a slot or for KV blocks."""
+        """Whether a new choice would have to wait for a slot or for KV blocks."""
         return self.num_requests >= self.num_slots or self.kv_share >= FULL_KV_SHARE
 
 
@@ -65,9 +65,9 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
     """Return the name of the target for a prompt with this prefix key; None if `targets` is empty.
 
     Targets that are neither silent nor full come first. Among these, a hash of `key` and the target's name prefers one.
-    It is chosen unless its load is clearly above the mean; then the target with the lowest load is chosen.
+    It is chosen unless its `share` is clearly above the mean; then the target with the lowest `share` is chosen.
 
-        # 4 slots each, 2 requests on A and none on B: the mean share is 0.25, and A keeps its prompts as long as its
+        # 4 slots each, 2 choices on A and none on B: the mean share is 0.25, and A keeps its prompts as long as its
         # share, 0.5, is below 1.25 * 0.25 + 2 / 4 = 0.81
     """
     if not targets:
@@ -86,7 +86,7 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
 def choose_draft(drafts: Sequence[WorkerLoad]) -> str | None:
     """Return the name of the best draft worker with a free slot; None if none has one.
 
-    Drafts that are not silent come first, then those with the fewest requests, then the one with the shortest
+    Draft workers that are not silent come first, then those with the fewest choices, then the one with the shortest
     round-trip time.
     """
     free = [load for load in drafts if load.num_requests < load.num_slots]

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 
 REQUESTS_PER_RETRY = 5
-"""Number of new requests that pay for one retry. Besides the retries that `floor_per_s` allows, there are thus at most
-20 % as many retries as requests."""
+"""Number of new choices that pay for one retry. Besides the retries that `floor_per_s` allows, there are thus at most
+20 % as many retries as choices."""
 RESERVE_S = 10.0
-"""Number of seconds whose retries, at `floor_per_s` a second, a full budget allows at once."""
+"""Seconds in which `floor_per_s` allows as many retries as a full budget allows at once."""
 
 
 class RetryBudget:
-    """A budget of retries, kept as a token bucket: each request adds one token, each retry takes REQUESTS_PER_RETRY.
+    """A budget of retries, kept as a token bucket: each choice adds one token, each retry takes REQUESTS_PER_RETRY.
 
     In addition, the bucket gains tokens for `floor_per_s` retries every second.
 
@@ -32,7 +32,7 @@ class RetryBudget:
         self._filled_s = clock()
 
     def request(self) -> None:
-        """Record a new request, which adds one token to the bucket."""
+        """Record a new choice, which adds one token to the bucket."""
         self._refill(1.0)
 
     def use_retry(self) -> bool:

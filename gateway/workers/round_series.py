@@ -11,36 +11,33 @@ from gateway.workers.member import DraftMember
 from outrider.wire.telemetry.metrics import GatewayMetrics, PairMetrics
 
 MAX_GONE_DRAFTS = 8
-"""Number of draft models whose series are kept after the last draft worker with that model has left. A scrape comes
-every few seconds and must still read their last counts."""
+"""Number of draft models whose series are kept after the last draft worker with that model has left, so that the next
+scrape, seconds later, still reads their last counts."""
 
 
 class RoundSeries:
-    """Metric series of a served model's rounds. The label `draft` is the draft's model or the target's own drafter."""
+    """Metric series of a model's rounds. The label `draft` is a draft worker's model or the target's own drafter."""
 
     def __init__(self, metrics: GatewayMetrics, drafts: Callable[[], Mapping[str, DraftMember]]) -> None:
-        """Create the series. drafts: returns the drafts that serve the model now, by name."""
+        """Create the series. drafts: returns the draft workers that serve the model now, by name."""
         self.target_label = ""
         """Value of the label `target` of all these series; empty before the first target has connected."""
         self._metrics = metrics
         self._drafts = drafts
         self._last_label = ""
-        """Value of the label `draft` for rounds without a draft: that of the draft that connected last."""
+        """Value of the label `draft` for rounds without a draft worker: that of the one that connected last."""
         self._used_labels: dict[str, None] = {}
-        """Values of the label `draft` that have series. Those of drafts that have left come first, in the order in
-        which they left."""
+        """Values of the label `draft` that have series. Those of draft workers that have left come first, in the order
+        in which they left."""
 
     def label_of(self, draft: DraftMember | None) -> str:
-        """Return the value of the label `draft` for a draft worker.
-
-        If `draft` is None, return that of the draft worker that connected last.
-        """
+        """Return the value of the label `draft` for a draft worker; for None, for the one that connected last."""
         if draft is None:
             return self._last_label
         return self._labels().get(draft.name, self._last_label)
 
     def pair(self, label: str) -> PairMetrics:
-        """Return the metric series of rounds with drafts of this label. Creates the series if needed."""
+        """Return the series of rounds with draft workers whose label `draft` is `label`. Creates them if needed."""
         if label not in self._used_labels:
             self._drop_old()
             self._used_labels[label] = None
@@ -56,7 +53,7 @@ class RoundSeries:
     def update(self) -> None:
         """Create the series of connected draft workers, and drop the series of all but the last few that have left.
 
-        Call it whenever a draft connects, leaves or changes, once `target_label` is set.
+        Call it whenever a draft worker connects, leaves or changes, once `target_label` is set.
         """
         drafts = self._drafts()
         for name, label in self._labels().items():

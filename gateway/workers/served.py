@@ -42,12 +42,12 @@ from outrider.wire.telemetry.metrics import GatewayMetrics
 log = get_logger(__name__)
 
 POLL_S = 0.1
-"""Seconds after which a request that waits for a target looks again. A target that failed gets no requests for a while,
-and no event wakes the request at the end of that time."""
+"""Seconds after which a choice that waits for a target looks again. A target that failed gets no choices for a while,
+and no event wakes the waiting choice at the end of that time."""
 TARGET_WAIT_S = 120.0
-"""Maximal time for which a request waits until a target is usable, in seconds."""
+"""Maximal time for which a choice waits until a target is usable, in seconds."""
 BEST_RANK = (False, 0)
-"""Rank of a draft worker that fits a request best: it runs the drafter that the request needs and, for a beam search,
+"""Rank of a draft worker that fits a choice best: it runs the drafter that the request needs and, for a beam search,
 can draft for beams."""
 
 
@@ -63,8 +63,8 @@ class SharedServices:
         self.ended = ChoiceSeries(metrics.registry)
         self.slot_ids = itertools.count(1)
         self.retries = RetryBudget(max(10.0, config.max_running / 5))
-        """Budget of retries. A full budget allows two retries at once for each choice that one target may run, so that
-        all choices of a lost target can go on elsewhere."""
+        """Budget of retries. A full budget allows at once twice as many retries as choices may run on one target, so
+        that all choices of a lost target can go on elsewhere."""
         self.pools_by_id: dict[str, str] = {}
         """Name of the target pool for each model id that requests may name."""
         self.paths_by_name: dict[str, str] = {}
@@ -72,7 +72,7 @@ class SharedServices:
 
 
 class ServedModel:
-    """One model that the gateway serves: a pool of targets, and the drafts for it.
+    """One model that the gateway serves: a pool of targets, and the draft workers for it.
 
     The first target of the pool that connects determines the model's id, tokenizer and limits.
     """
@@ -88,7 +88,7 @@ class ServedModel:
         self.retries = shared.retries
         self.targets: dict[str, TargetMember] = {}
         self.drafts: dict[str, DraftMember] = {}
-        """Drafts of all draft pools that serve this model, by name."""
+        """Draft workers of all draft pools that serve this model, by name."""
         self.series = RoundSeries(self.metrics, lambda: self.drafts)
         self.draft_pools: tuple[str, ...] = ()
         """Names of the draft pools that serve this model, including pools without a member now."""
@@ -182,10 +182,10 @@ class ServedModel:
     def drafter_for(self, request: GenerationRequest) -> Drafter:
         """Return the drafter of a request: the one that it names, or else the gateway's default.
 
-        A beam search always gets a draft model. The default is changed in three cases. For a request with a draft tree,
-        a draft model replaces the default, unless the default takes drafts of several pools. With a fixed number of
-        draft tokens, `auto` becomes a draft model if there is one, so that the drafter is always the same and a seed
-        reproduces the text. With a prediction, a draft model becomes a draft model plus the prediction.
+        A beam search always gets a draft model. A request with a draft tree gets one instead of the default, unless the
+        default merges draft tokens of several pools. With a fixed number of draft tokens, the default `auto` becomes a
+        draft model if the model has a draft pool: the drafter is then always the same, so that a seed reproduces the
+        text. With a prediction, the default draft model becomes a draft model plus the prediction.
         """
         options = request.speculation
         if request.params.beams is not None:
@@ -293,8 +293,8 @@ class ServedModel:
     def note_change(self) -> None:
         """Record that a worker of the model has connected, has left or has changed.
 
-        This updates the queue's capacity and the series of drafts, and wakes the requests that wait for a usable
-        target.
+        This updates the queue's capacity and the metric series of draft workers, and wakes the choices that wait for a
+        usable target.
         """
         num_usable = sum(map(_accepts_requests, self.targets.values()))
         self.places.capacity = self.config.max_running * max(1, num_usable)
@@ -317,10 +317,10 @@ class ServedModel:
     # placement
 
     def choose_target(self, key: bytes, avoid: str | None = None) -> TargetMember | None:
-        """Return the target for a request; None if no target is usable.
+        """Return the target for a choice; None if no target is usable.
 
-        key: digest of the beginning of the request's prompt, from `prefix_key`. avoid: name of a target that is chosen
-        only if there is no other.
+        key: digest of the beginning of the prompt, from `prefix_key`. avoid: name of a target that is chosen only if
+        there is no other.
         """
         usable = list[WorkerLoad]()
         others = list[WorkerLoad]()
@@ -338,9 +338,9 @@ class ServedModel:
         return self.targets[name]
 
     async def place_target(self, request: object, key: bytes, avoid: str | None = None) -> TargetMember:
-        """Wait until a target is usable, and count the request as placed on it.
+        """Wait until a target is usable, and count a choice as placed on it.
 
-        request: any object that stands for the request. key: digest of the beginning of its prompt, from `prefix_key`.
+        request: any object that stands for the choice. key: digest of the beginning of its prompt, from `prefix_key`.
         avoid: name of a target that is chosen only if there is no other. Raises Unavailable if no target is usable
         within TARGET_WAIT_S.
         """
@@ -369,15 +369,15 @@ class ServedModel:
         pool: str | None = None,
         searches: bool = False,
     ) -> DraftMember | None:
-        """Return the best draft worker for a request at this target, or None if none is usable.
+        """Return the best draft worker for a choice at this target, or None if none is usable.
 
         A draft worker that runs what the request's `drafter` needs comes first, then one with a model, then any. For a
         beam search (`searches`) a draft worker that can draft for beams comes before all others. Among equals, the one
-        with the fewest requests comes first.
+        with the fewest choices comes first.
 
-        avoid: name of a draft that is never chosen. pool: pool that the draft must be of; None for any.
+        avoid: name of a draft worker that is never chosen. pool: pool of the draft worker; None for any.
 
-            # drafter MODEL: a busy draft with a model and a free slot comes before an idle one with a table
+            # drafter MODEL: a busy draft worker with a model and a free slot comes before an idle one with a table
         """
         loads_by_rank = defaultdict[tuple[bool, int], list[WorkerLoad]](list)
         for draft in self.drafts.values():
@@ -403,10 +403,10 @@ class ServedModel:
         pool: str | None,
         searches: bool,
     ) -> bool:
-        """Return whether another usable draft worker fits the request better than `draft` does. Load is not compared.
+        """Return whether another usable draft worker fits the choice better than `draft` does. Load is not compared.
 
-        avoid: name of a draft worker that does not count. drafter: drafter of the request. pool: pool that the other
-        one must be of; None for any. searches: whether the request is a beam search.
+        avoid: name of a draft worker that does not count. drafter: drafter of the request. pool: pool of the other
+        draft worker; None for any. searches: whether the request is a beam search.
         """
         if len(self.drafts) < 2:
             return False

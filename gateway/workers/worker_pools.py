@@ -38,11 +38,10 @@ warning is then logged after this time."""
 ROUND_TIMEOUT_S = 30.0
 """Maximal time for which a worker with work may make no step before it counts as lost, in seconds."""
 DRAFT_MESSAGE_BYTES = 32 << 20
-"""Maximal size of a message from a draft, in bytes. The largest message is the draft's tokenizer: Gemma's
+"""Maximal size of a message from a draft worker, in bytes. The largest message is the draft model's tokenizer: Gemma's
 tokenizer.json has 33.4 MB. Receiving that much takes 40 ms of the event loop."""
 DRAFTS_WAIT_S = 20.0
-"""Maximal time for which a gateway that can serve waits for its drafts before it reports that it is ready, in seconds.
-"""
+"""Maximal time for which a gateway that can serve waits for its draft workers before it reports ready, in seconds."""
 OTHERS_WAIT_S = 20.0
 """Maximal wait at start for the targets of other pools once one pool can be served, in seconds."""
 REPLY_MAX_AGE_S = 2.0
@@ -150,7 +149,7 @@ class Pools:
         return member.spec
 
     async def wait_ready(self) -> None:
-        """Wait, at start, until a target of every pool is connected or refused. Drafts are not waited for.
+        """Wait, at start, until a target of every pool is connected or refused, whether draft workers are there or not.
 
         Once one pool can be served, the wait for the others lasts at most OTHERS_WAIT_S. With a registry or DNS names,
         the wait for the first target has no end, because the gateway cannot see how long workers take to load.
@@ -184,7 +183,7 @@ class Pools:
             await self._wait_change(None)
 
     async def wait_drafts(self) -> None:
-        """Wait until every draft is connected or refused and its pairing checks are done, for at most DRAFTS_WAIT_S.
+        """Wait, at most DRAFTS_WAIT_S, until each draft worker is refused, or connected with its pairing checks done.
 
         Requests are served during the wait.
         """

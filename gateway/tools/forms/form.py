@@ -23,7 +23,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 @dataclass
 class CallText:
-    """State of reading one call: the text, the call's name and number. Makes the parts that a CallForm yields."""
+    """State of reading one call from an output. Makes the call's parts: its start and its arguments."""
 
     cursor: Cursor
     schemas: Schemas
@@ -53,8 +53,8 @@ class GrammarParts:
     # '<tool_call>f', with a token of id 7: '<[7]> "f"'
     """
     text_up_to: Callable[[str, str], str]
-    """Function `(rule, end)` that adds rules for any text up to and with the first `end`, and returns the name of one
-    that matches that text. `rule`: prefix of the names."""
+    """Function `(rule, end)` that adds rules for any text up to and including the first `end`, and returns the name of
+    the rule for all of it. `rule`: prefix of the rules' names."""
     rules: list[str] = field(default_factory=list)
     """Rules in Lark so far, a text each: `name: right side`."""
     schemas: list[dict[str, Any]] = field(default_factory=list)
@@ -97,7 +97,7 @@ class CallForm(Protocol):
         """
 
     def head(self, name: str) -> str:
-        """Return the fixed text with which a call of the tool `name` begins; empty if the grammar needs it in `rest`.
+        """Return the fixed text with which a call of the tool `name` begins; empty if `rest` includes that text.
 
         # f(x=1): "f(" is the head, and `rest` gives the rule of `x=1)`
         """
@@ -105,8 +105,8 @@ class CallForm(Protocol):
     def rest(self, name: str, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
         """Return the right side of the Lark rule of what stands behind `head`: the arguments and the end of the call.
 
-        `schema`: of the arguments. `label`: prefix of the names of rules and schemas that are added to `parts`. Raises
-        InvalidRequest for a schema that cannot be enforced in this form.
+        `schema`: JSON Schema of the tool's arguments. `label`: prefix of the names of rules and schemas that are added
+        to `parts`. Raises InvalidRequest for a schema that cannot be enforced in this form.
         """
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:

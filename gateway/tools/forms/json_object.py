@@ -30,8 +30,8 @@ _FIRST = re.compile(r'\{\s*(?:"((?:[^"\\]|\\.)*)"(?:\s*:\s*"((?:[^"\\]|\\.)*)")?
 """The first key of an object, and its value if that is a string; neither if no key begins."""
 _PIECES = re.compile(r'"[^"]*"|[{}]|[:,] ')
 MAX_HEAD = 512
-"""Maximum number of characters of a call in front of its arguments. A longer one is not parsed until it is complete,
-so its arguments are not streamed."""
+"""Maximum number of characters of a call in front of its arguments. A call with more of them is parsed only once it is
+complete, so its arguments are not streamed."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class JsonObject:
     """Text of the keys that may follow the arguments, in which INDEX stands for nine letters and digits:
     `, "id": "INDEX"`. Empty = there are none."""
     is_exact: bool = field(default=True)
-    """Whether the grammar has the text in front of the arguments as one lexeme. False = it has a lexeme for each piece
-    of JSON, for families whose answers may be JSON that begins like a call."""
+    """Whether the grammar has the text in front of the arguments as one lexeme. False = one for each piece of JSON, for
+    families whose answers may be JSON that begins like a call: the lexer cannot leave a lexeme that has begun."""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ from gateway.tools.forms.values import as_json, choices_of
 NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
 """Lark's terminal of a number, as JSON and Python write it."""
 PYTHON_WORDS: Mapping[str, str] = {"boolean": '"True" | "False"', "null": '"None"'}
-"""Right side of the Lark rule of the values that Python writes with words, by their JSON type."""
+"""Right side of the Lark rule of the values that Python writes as words (True, False, None), by their JSON type."""
 
 
 def text_rule(schema: Any, end: str, rule: str, parts: GrammarParts) -> str:
-    """Return the right side of a Lark rule of a string without quotes, and the text `end` behind it.
+    """Return the right side of a Lark rule that matches a string without quotes together with the text `end` behind it.
 
     A schema with `enum` or `const` allows their values, another schema any text: `pattern`, `format` and lengths are
     not enforced. `rule`: prefix of the name of a rule that is added to `parts`.

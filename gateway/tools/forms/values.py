@@ -123,9 +123,9 @@ def _parsed(text: str) -> Any:
 
 
 def converted(call: CallText, steps: Steps[None], schema: Any) -> Steps[None]:
-    """Generator, for `yield from`: yield the arguments of `steps`, which are one JSON string, with the schema's type.
+    """Generator, for `yield from`: read a value in quotes, and yield it as `call`'s arguments in a type of its schema.
 
-    Some models write every value in quotes. If the schema allows strings, the pieces of the string are passed on. If
+    `steps`: yields the value as one JSON string, in pieces. If `schema` allows strings, the pieces are passed on. If
     not, the text in the quotes is yielded once it is complete, as the value that it stands for: 3 for "3".
     """
     # "3" in quotes is 3 for an integer

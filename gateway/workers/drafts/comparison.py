@@ -32,7 +32,7 @@ _LENGTH_BYTES = 8
 async def difference_between(target: pb.TokenizerFiles, draft: pb.TokenizerFiles) -> str:
     """Return a sentence that names the first token id at which two tokenizer.json files differ.
 
-    If the draft's file is invalid, or the comparison takes too long, the sentence is the reason.
+    If the draft worker's file is invalid, or the comparison takes too long, the sentence says so instead.
     """
     return await asyncio.to_thread(_run, target, draft)
 

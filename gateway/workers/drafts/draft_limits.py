@@ -33,9 +33,9 @@ def requested_speculation(request: GenerationRequest, config: GatewayConfig) -> 
 def speculation_of(
     request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], num_cached: int
 ) -> Speculation | None:
-    """Return the speculation with which a choice runs on these workers; None for decoding without drafts.
+    """Return the speculation with which a choice runs on these workers; None for decoding without draft tokens.
 
-    workers: the target, then the choice's drafts. All must be able to run the result. num_cached: number of the
+    workers: the target, then the choice's draft workers. All must be able to run the result. num_cached: number of the
     choice's tokens in the cache of each worker.
 
     If a worker cannot run trees, a tree becomes a chain as long as the tree is deep. If a worker's KV cache has no room

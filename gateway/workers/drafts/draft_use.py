@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from outrider.wire.requests.speculation import MIN_GAIN
 
 TRIAL = 16
-"""Length of a trial of a draft, in verdicts."""
+"""Length of a trial of a draft worker, in verdicts."""
 TRIAL_PERIOD = 512
 """Number of verdicts from the start of a trial that did not pay to the next trial. With 256, trials took 0.6 % of the
-speed of choices for which drafts do not pay."""
+speed of choices for which drafting does not pay."""
 CARRIED = 0.75
-"""Factor with which the token counts of a trial that paid are added to those of the next trial. The token counts of 16
-verdicts vary so much that, without the earlier counts, most trials would not pay even if drafts add half as many tokens
-again."""
+"""Share of a paying trial's token counts that is added to those of the next trial. The counts of 16 verdicts vary so
+much that, without the earlier counts, most trials would not pay even with a draft worker that adds half as many tokens
+as the target makes by itself."""
 
 
 @dataclass(slots=True)
@@ -23,18 +23,18 @@ class DraftUse:
     caller.
 
     A draft worker is used in trials of TRIAL verdicts. A trial pays if its tokens are more than MIN_GAIN times those
-    that the target made without the draft. After such a trial the next begins at once. After a trial that did not pay,
-    the draft worker pauses until TRIAL_PERIOD verdicts have passed.
+    that the target made by itself. After such a trial the next begins at once. After a trial that did not pay, the
+    draft worker pauses until TRIAL_PERIOD verdicts have passed.
 
-        # 16 verdicts with 24 tokens, of which 8 were drafted: 24 against 16, a gain of 1.5
+        # 16 verdicts with 24 tokens, of which 8 were accepted draft tokens: 24 against 16, a gain of 1.5
     """
 
     num_verdicts: int = 0
     """Number of verdicts since the last trial that paid."""
     num_added: float = 0.0
-    """Tokens that the draft added in this trial, plus the share carried from earlier trials."""
+    """Accepted draft tokens in this trial, plus the share carried from earlier trials."""
     num_others: float = 0.0
-    """Tokens of this trial that the target made without the draft, plus the share carried from earlier trials."""
+    """Tokens of this trial that the target made by itself, plus the share carried from earlier trials."""
     had_drafts: bool = False
     """Whether, in the last trial, draft tokens arrived in time, or the target skipped them because they would not pay.
     """
@@ -47,14 +47,13 @@ class DraftUse:
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 
     def note(self, num_added: int, num_tokens: int, *, is_ready: bool) -> None:
-        """Record a verdict with `num_tokens` tokens, of which the draft proposed `num_added`.
+        """Record a verdict with `num_tokens` tokens, of which `num_added` are accepted draft tokens.
 
         is_ready: whether draft tokens were there for the verdict's step, or the target skipped them because they would
         not pay.
 
-        A working draft takes memory bandwidth and power from other processes on its host: 9 % of each step of a target
-        on two cores. So a trial pays only if all its tokens are more than MIN_GAIN times the tokens made without the
-        draft.
+        A gain of up to MIN_GAIN does not pay, because a working draft worker takes memory bandwidth and power from
+        other processes on its host: 9 % of each step of a target on two cores.
         """
         if self.is_in_use:
             self.had_drafts = is_ready or (self.had_drafts and self.num_verdicts % TRIAL_PERIOD > 0)

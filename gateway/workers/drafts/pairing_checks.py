@@ -31,8 +31,8 @@ class PairingChecks:
     ) -> None:
         """Create the object, without running checks.
 
-        pairs: returns every pair of a draft and a target that it may serve. in_background: runs a coroutine as a task.
-        on_change: called after each check.
+        pairs: returns every pair of a draft worker and a target that it may serve. in_background: runs a coroutine as a
+        task. on_change: called after each check.
         """
         self._pairs = pairs
         self._in_background = in_background

@@ -23,7 +23,7 @@ from outrider.wire.transport.rpc import describe_failure
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTarget:
-    """The first target of a pool that connected. Every other target and every draft of the model must be compatible
+    """The first target of a pool that connected. All other targets and draft workers of the model must be compatible
     with it.
     """
 
@@ -36,7 +36,7 @@ class ReferenceTarget:
     created: int = field(default_factory=lambda: int(time.time()))
     """Time when the target first connected, in Unix seconds."""
     comparing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock held while a draft's tokenizer is fetched and compared, so that only one comparison runs at a time."""
+    """Lock held while a draft worker's tokenizer is fetched and compared: only one comparison runs at a time."""
 
     def check_target(self, info: pb.WorkerInfo, model_path: str) -> None:
         """Raise IncompatiblePair if another target of the pool differs from this one.
@@ -70,10 +70,9 @@ class ReferenceTarget:
             )
 
     async def check_draft(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
-        """Raise IncompatiblePair, which names the first difference, if a draft is not compatible with the pool's
-        targets.
+        """Raise IncompatiblePair, which names the first difference, if a draft worker does not fit the pool's targets.
 
-        info, link: WorkerInfo of the draft, and the link from which its tokenizer is fetched.
+        info, link: WorkerInfo of the draft worker, and the link from which its tokenizer is fetched.
         """
         if self.is_compatible(info):
             return

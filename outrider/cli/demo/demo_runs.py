@@ -148,7 +148,6 @@ class Measurement:
 
 
 def _step_s(answers: Sequence[DemoOutput]) -> float:
-    """Return the mean seconds per step of the target."""
     usage = _total_usage(answers)
     return _elapsed_s(answers) / max(1, usage.num_rounds + usage.num_plain_steps)
 

@@ -133,7 +133,7 @@ def _check_libraries(requirements: list[Requirement], extra: str) -> Finding:
 
 def settings() -> list[Finding]:
     """Check for environment variables that look like settings but are none. Returns a finding on the first such
-    variable of each part (target, draft, gateway).
+    variable of each service (target, draft worker, gateway), or one finding that there is none.
     """
     messages = list[str]()
     for config in (TargetConfig, DraftConfig, GatewayConfig):
