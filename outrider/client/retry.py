@@ -53,7 +53,7 @@ class RetryPolicy:
 
 
 class Deadline:
-    """Deadline of one call, all attempts included: `timeout_s` seconds after this object's creation; None = none."""
+    """Deadline of one call, all attempts included: `timeout_s` seconds after its creation; None = no deadline."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s

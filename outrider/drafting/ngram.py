@@ -104,7 +104,7 @@ class NgramFollower(TokenSequence):
 
 
 class NgramWalk:
-    """Chain of draft tokens by the counts of an NgramFollower. Each is context for the next, but is not counted."""
+    """Chain of draft tokens from the counts of an NgramFollower. Each is context for the next, but is not counted."""
 
     def __init__(
         self, followers: dict[tuple[int, ...], dict[int, int]], orders: Sequence[int], last_ids: list[int]

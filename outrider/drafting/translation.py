@@ -42,9 +42,9 @@ A token of the draft model that would reach further back stays split, so that fe
 
 SMALL_OVERLAP = 0.4
 """Minimum fraction of the target's tokens that must be in both vocabularies. Below it, draft tokens at temperature 0
-come from the text that the draft model writes, retokenized. Measured (benchmarks/results/tokenizers-2026-11-26.md): at
-44 % both methods have equally many draft tokens accepted, and retokenizing takes 1.4 times as many steps of the draft
-model; at 20 % retokenizing has 1.2 times as many accepted."""
+come from the text that the draft model writes, retokenized, and not from its logits, mapped to the target's ids.
+Measured (benchmarks/results/tokenizers-2026-11-26.md): at 44 % both methods have equally many draft tokens accepted,
+and retokenizing takes the draft model 1.4 times as many steps; at 20 % it has 1.2 times as many accepted."""
 
 Logits = NDArray[np.float32]
 

@@ -234,7 +234,7 @@ def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator
     """Context manager in which limits of a model's modules are lowered, so that a self-test of few tokens reaches them:
     attention that selects 2048 keys, for example, selects only a few.
 
-    Lowered are the `test_limits` of these layer types and, in modules of every class, TEST_LIMITS. Raises
+    The lowered limits are the `test_limits` of these layer types and, in modules of every class, TEST_LIMITS. Raises
     PathUnavailable for a layer type if no module has the attributes that its `test_limits` name.
     """
     changed: list[tuple[nn.Module, str, int]] = []

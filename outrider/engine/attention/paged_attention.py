@@ -46,7 +46,8 @@ class _Group:
     """Storage index of the first key, if the group is a single sequence whose blocks are consecutive: its keys are then
     read in place. None otherwise."""
     gather: Tensor | None
-    """Storage indices of B sequences' keys, [B * L] int64, padded with the trash block; None if `first_key` is set."""
+    """Storage indices of B sequences' keys, each padded to L keys with the trash block, [B * L] int64; None if
+    `first_key` is set."""
     kv_len: int
     """L, the number of keys of the longest sequence."""
     packed: Tensor | None

@@ -66,7 +66,7 @@ class PagedLayer(BlockLayer):
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the columns of a mask and the first one's index, without effect: this path makes no masks."""
+        """Return a mask's number of columns and first index, without effect: this path makes no masks."""
         return query_length, 0
 
 
