@@ -92,9 +92,7 @@ class StageProgress(_Shown):
 
 
 class StartProgress(_Shown):
-    """Shows the progress of a system's start, with a line for each part. It implements `Reporter` of
-    `supervisor.py`.
-    """
+    """Shows the progress of a system's start, with a line for each part. Implements the supervisor's `Reporter`."""
 
     def __init__(self, console: Console) -> None:
         part = TextColumn("{task.fields[part]:<10}")

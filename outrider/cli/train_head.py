@@ -24,7 +24,7 @@ KINDS = ("eagle3", "medusa", "pass", "draft")
 LOSSES = ("kl", "lk")
 DEPTHS = {"eagle3": 3, "medusa": 4, "pass": 4, "draft": 1}
 """Default of --depth for each kind: number of draft tokens of one proposal that are trained. It is 1 for a draft model,
-which makes each draft token by the same forward: what it learns for the first, it has learnt for all."""
+which makes every draft token by the same forward."""
 HELD_APART = 48
 """Maximum number of prompts on which acceptance is measured. With 48 prompts the confidence intervals of the acceptance
 are narrow enough to compare two trainings."""

@@ -32,12 +32,12 @@ class Address:
     is_tls: bool = False
     """Whether the URL begins with https, so that connections need TLS."""
     is_grpcs_own: bool = False
-    """Whether `target` is a name that only gRPC can resolve, such as unix:/run/gateway. False = a host and port, which
-    can also be asked by HTTP where the gRPC server is."""
+    """Whether `target` is a name that only gRPC can resolve, such as unix:/run/gateway. False = `target` is host:port,
+    so that an HTTP server there can be asked for the gRPC port."""
 
     @property
     def host(self) -> str:
-        """The host in `target`; of an IPv6 address without brackets."""
+        """Host in `target`, an IPv6 address without its brackets."""
         return self.target.rpartition(":")[0].strip("[]")
 
     def with_port(self, port: int) -> str:
@@ -77,9 +77,9 @@ async def find_grpc(address: Address, tls: bool) -> str | None:
     """Ask the gateway's HTTP server at `address` where the gateway's gRPC server is. Return host:port of the gRPC
     server.
 
-    tls: send the request by https. Returns None if the server at `address` is not a gateway's HTTP server. If it does
-    not speak HTTP and the user gave a URL, the URL's own host:port is returned: a gRPC server may listen there. Raises
-    Unavailable if nothing answers.
+    tls: send the request by https. Returns None if the server at `address` is not a gateway's HTTP server. A server
+    that does not speak HTTP, at a URL that the user gave, is taken for the gRPC server: the URL's host:port is
+    returned. Raises Unavailable if nothing answers.
     """
     import httpx  # takes longer to import than the rest of the SDK, and few calls need it
 

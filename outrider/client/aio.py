@@ -23,13 +23,13 @@ DEFAULT_TIMEOUT_S = 600.0
 
 
 class AsyncClient:
-    """A client of one gateway over gRPC. Use it as `async with`. Each event loop needs its own; any number of its tasks
-    may share it.
+    """A client of one gateway over gRPC. Use it as `async with`. Each event loop needs a client of its own, which any
+    number of its tasks may share.
 
     address: host:port, or a URL of the gateway's HTTP server. timeout_s: deadline of a call in seconds, retries
-    included, unless the call gives its own; None = no deadline. retries: number of further attempts, or a RetryPolicy.
-    transport: replaces gRPC; `address` and `connect` are then not used. connect: TLS, API key and pings of the
-    connection.
+    included, unless the call has a `timeout_s`; None = no deadline. retries: maximum number of attempts after the
+    first, or a RetryPolicy. transport: replaces gRPC; `address` and `connect` are then not used. connect: TLS, API key
+    and pings of the connection.
 
     Every method raises subclasses of `OutriderError`.
     """

@@ -62,7 +62,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     """Stop strings, at most 16: the first that occurs ends the output and is not part of it."""
     structured_outputs: StructuredOutputs
-    """The form that the output must have, such as `StructuredOutputs(regex=r"\\d+")`."""
+    """The format that the output must have, such as `StructuredOutputs(regex=r"\\d+")`."""
     speculation: Speculation | bool
     """How to speculate. True or absent = the gateway's defaults, False = plain decoding, a `Speculation` = its fields.
     """

@@ -84,9 +84,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End every call in progress, stop workers and gateway, and wait until these processes have ended.
-        Idempotent.
-        """
+        """End every call in progress, stop workers and gateway, and wait until they have ended. Idempotent."""
         self._stop_client()
         self._finalizer()
 

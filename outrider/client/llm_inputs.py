@@ -13,7 +13,7 @@ Request = tuple[str | None, GenerateOptions]
 """Arguments of one `AsyncClient.generate` call: (prompt text, options). The text is None if the options hold the prompt
 as token ids or as a chat."""
 Sampling = GenerateOptions | Sequence[GenerateOptions]
-"""Either one set of options for all prompts, or a list with one set per prompt."""
+"""`GenerateOptions` for all prompts, or a list with one `GenerateOptions` per prompt."""
 
 
 def read_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> list[Request]:
@@ -62,8 +62,8 @@ def read_sampling(sampling: Any, num_prompts: int) -> list[Any]:
 
 
 def max_choices(requests: Sequence[Request]) -> int:
-    """Return the largest number of choices (`n`) of any request, at least 1. An `n` that is not a whole number is
-    skipped here, since building its request raises the error.
+    """Return the largest number of choices (`n`) of any request, at least 1. An `n` that is not a whole number does not
+    count; it raises its error later, when the request is built.
     """
     largest = 1
     for _, options in requests:

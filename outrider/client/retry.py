@@ -42,9 +42,7 @@ class RetryPolicy:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be 0 or more", param=name)
 
     def delay_s(self, error: OutriderError, attempt: int) -> float | None:
-        """Return the seconds to wait after attempt number `attempt` (from 0) failed with `error`. None = do
-        not retry.
-        """
+        """Return the seconds to wait after attempt `attempt` (from 0) failed with `error`; None = do not retry."""
         if not error.retryable or attempt >= self.retries:
             return None
         retry_after_s = error.retry_after_s or 0.0
@@ -55,7 +53,7 @@ class RetryPolicy:
 
 
 class Deadline:
-    """Deadline of one call with all its attempts, `timeout_s` seconds from now. timeout_s=None means no deadline."""
+    """Deadline of one call, all attempts included: `timeout_s` seconds after its creation; None = no deadline."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s

@@ -88,7 +88,7 @@ class LoopThread:
     def stop(self) -> None:
         """End the thread and close its AsyncClient. Idempotent; any thread may call it.
 
-        The caller waits until the thread has ended, unless the caller is this thread itself, in a garbage collection.
+        Waits at most 5 s for the thread's end, except on the thread itself, where a garbage collection may call it.
         """
         with self._lock:
             if not self._stopped:
@@ -102,9 +102,9 @@ class Client:
     """Blocking client of one gateway, for code without an event loop. Use it as `with`; several threads may share it.
 
     address: host:port, or a URL of the gateway's HTTP server. timeout_s: deadline of a call in seconds, retries
-    included, unless the call gives its own; None = no deadline. retries: number of further attempts, or a RetryPolicy.
-    transport: replaces gRPC; `address` and `connect` are then not used. connect: TLS, API key and pings of the
-    connection.
+    included, unless the call has a `timeout_s`; None = no deadline. retries: maximum number of attempts after the
+    first, or a RetryPolicy. transport: replaces gRPC; `address` and `connect` are then not used. connect: TLS, API key
+    and pings of the connection.
 
     Every method raises subclasses of `OutriderError`. A client that is garbage-collected closes itself.
     """
@@ -178,9 +178,7 @@ class SyncRoundStream(Iterator[Round]):
         return await anext(self._stream, None)
 
     def close(self) -> None:
-        """Cancel the call if it still runs. Idempotent. In a forked process it does nothing, since the parent
-        runs the call.
-        """
+        """Cancel the call if it runs. Idempotent. Does nothing in a forked process, whose parent runs the call."""
         if self._thread.is_of_another_process:
             return
         with suppress(ClosedError):

@@ -70,9 +70,7 @@ class Transport(Protocol):
     """
 
     def generate(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerateResponse, None]:
-        """Yield the gateway's messages for a Generate call. Reading the first message starts the call; closing the
-        generator cancels it.
-        """
+        """Yield a Generate call's messages. Reading the first starts the call; closing the generator cancels it."""
 
     async def get_models(self, request: GetModelsRequest, timeout_s: float | None) -> GetModelsResponse:
         """Return the gateway's reply to GetModels: the models that it serves now, and its HTTP port."""

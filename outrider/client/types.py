@@ -52,8 +52,8 @@ class FinishReason(Enum):
 
 
 class DraftLogprobs(StrEnum):
-    """Which part of each draft distribution the draft worker sends to the target at temperature > 0. The output has the
-    same distribution with each of these values.
+    """How much of each distribution the draft worker sends to the target at temperature > 0. The output has the same
+    distribution with each of these values.
     """
 
     AUTO = "auto"
@@ -88,19 +88,19 @@ class Speculation:
     """Whether the target verifies draft tokens for this request; False = plain decoding."""
     num_draft_tokens: NumDraftTokens | None = None
     """Maximum number of draft tokens that a round verifies (K), 0 to 64. "auto" = the number that gives the most tokens
-    per second, chosen step by step."""
+    per second, chosen step by step. None = the server's default."""
     draft_logprobs: DraftLogprobs | str | None = None
-    """Which part of each draft distribution the draft worker sends to the target at temperature > 0."""
+    """How much of each distribution the draft worker sends at temperature > 0; None = the server's default."""
     draft_topk: int | None = None
-    """Number of tokens in each distribution if `draft_logprobs` is TOPK, at least 1."""
+    """Number of tokens per distribution if `draft_logprobs` is TOPK, at least 1; None = the server's default."""
     acceptance: AcceptanceRule | str | None = None
-    """Rule by which the target accepts draft tokens at temperature > 0."""
+    """Rule by which the target accepts draft tokens at temperature > 0; None = the server's default."""
     lenience: float | None = None
-    """Factor on draft probabilities in the acceptance rule, greater than 0 and at most 1. With 1 the output follows the
-    target's distribution exactly. With less, more draft tokens are accepted and the output deviates from that
-    distribution."""
+    """Factor on draft probabilities in the acceptance rule, greater than 0 and at most 1; None = the server's default.
+    With 1 the output follows the target's distribution exactly. With less, more draft tokens are accepted and the
+    output deviates from that distribution."""
     drafter: Drafter | str | None = None
-    """What proposes draft tokens."""
+    """Drafter that proposes the draft tokens; None = the server's default."""
     tree: str | None = None
     """Shape of a draft tree to verify in place of a chain. "4x2x1" = the root (the last committed token) has 4
     children, each of these has 2, and each of those has 1. "best:12x4" = the 12 most likely nodes, each at most 4 draft
@@ -112,9 +112,9 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """The form that the output must have. Give exactly one field besides `strict`.
+    """The format that the output must have. Give exactly one field besides `strict`.
 
-    An output that ends by itself has this form, whatever is drafted. An output that max_tokens ends may be cut short.
+    An output that ends by itself has this format, whatever is drafted. An output that max_tokens ends may be cut short.
     """
 
     json: Mapping[str, Any] | bool | str | None = None
@@ -134,12 +134,12 @@ class StructuredOutputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probs, in nats, at the position of one output token under the target's unmodified distribution."""
+    """Log-probs, in nats, at one output token's position; of the target, before penalties and temperature."""
 
     logprob: float
     """Log-prob of the output token itself."""
     top: tuple[tuple[int, float], ...]
-    """(token id, log-prob) of the most likely tokens, most likely first."""
+    """(token id, log-prob) of the request's `num_logprobs` most likely tokens, most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +182,14 @@ class DraftToken:
     """Index in `Explanation.draft` of the draft token that this one follows; -1 = it follows the last committed token.
     """
     accepted: bool
-    """Whether the acceptance rule accepted this draft token. If the output stops before it, it is accepted and yet not
-    in the output."""
+    """Whether the acceptance rule accepted this draft token. An accepted one is not in the output if the output ends
+    before it."""
     kind: DraftTokenKind
 
 
 @dataclass(frozen=True, slots=True)
 class RankedToken:
-    """A candidate token for the position at which a round rejected its draft tokens."""
+    """A token, with its log-prob, for the position at which a round rejected its draft tokens."""
 
     id: int
     text: str
@@ -199,7 +199,7 @@ class RankedToken:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The position at which a round rejected all draft tokens that were proposed for it, with the candidates there."""
+    """Position at which a round rejected every draft token proposed for it, with the likeliest tokens there."""
 
     parent: int
     """Index in `Explanation.draft` of the last accepted draft token; -1 = none was accepted."""

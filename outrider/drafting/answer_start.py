@@ -27,7 +27,7 @@ class AnswerStart:
 
 
 class AnswerFollower:
-    """State of an AnswerStart drafter for one sequence. It wraps the state (`Follower`) of the inner drafter."""
+    """State of an AnswerStart drafter for one sequence. It wraps the state (`Follower`) of the wrapped drafter."""
 
     def __init__(self, follower: Follower, num_prompt: int, mark_ids: np.ndarray) -> None:
         self._follower = follower

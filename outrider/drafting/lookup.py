@@ -133,9 +133,9 @@ class LookupFollower:
 
 
 class LookupWalk:
-    """Chain of draft tokens that are copied from one position, of the sequence itself or of the corpus, onwards. If
-    copying reaches the end of the sequence itself, it goes on with the tokens that were copied, and so continues a text
-    that repeats itself.
+    """Chain of draft tokens that are copied from the sequence itself or from the corpus, beginning at one position.
+    After the sequence's own end, the draft tokens copied so far are copied again, so that a text that repeats itself
+    continues.
     """
 
     def __init__(self, source: SuffixIndex, position: int | None) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from outrider.drafting.sequence_drafter import Counts, TokenSequence, sorted_counts
 
 ORDERS = (4, 3, 2)
-"""Lengths of the counted n-grams, in tokens, the longest first. A draft token is proposed by the longest n-grams that
-were counted with the tokens before it."""
+"""Lengths of the counted n-grams, in tokens, the longest first. The longest n-grams whose first tokens are the
+sequence's last ones propose the next draft token."""
 HISTORY = 512
 """Number of last tokens of the sequence (prompt and output) in which n-grams are counted."""
 
@@ -68,8 +68,8 @@ class NgramFollower(TokenSequence):
         return NgramWalk(self._followers, self._orders, last_ids)
 
     def has_next(self) -> bool:
-        """Return whether the sequence's last two tokens occur together earlier in the counted part. The last token
-        alone is enough only if the longest n-gram has two tokens.
+        """Return whether the sequence's last two tokens also occur together earlier in its counted part. If the longest
+        n-gram has two tokens, the last token is enough.
         """
         min_context = min(2, self._orders[0] - 1)
         num_counted = len(self.ids) - self._start
@@ -104,9 +104,7 @@ class NgramFollower(TokenSequence):
 
 
 class NgramWalk:
-    """Chain of draft tokens that are proposed by the counts of an NgramFollower. Each draft token is context for the
-    next one, but is not counted.
-    """
+    """Chain of draft tokens from the counts of an NgramFollower. Each is context for the next, but is not counted."""
 
     def __init__(
         self, followers: dict[tuple[int, ...], dict[int, int]], orders: Sequence[int], last_ids: list[int]

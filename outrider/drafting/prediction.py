@@ -21,9 +21,8 @@ MAX_N = 16
 proposed. The number is 1 at an output's start; each wrong draft token doubles it, and each right one lowers it by one.
 MAX_N is also the maximum length of a match, in tokens."""
 MAX_OCCURRENCES = 256
-"""Maximum number of places in the prediction that are compared for the longest match with the output's last tokens:
-this many from the last confirmed position on, and this many from the start of the prediction. At each place the
-output's last two tokens occur."""
+"""Maximum number of occurrences of the output's last two tokens in the prediction that are compared for the longest
+match: this many after the last correct draft token, and this many from the start of the prediction."""
 
 
 class Prediction:
@@ -41,11 +40,12 @@ class Prediction:
         return PredictionFollower(self, token_ids, num_prompt)
 
     def longest(self, tail: Sequence[int], near: int) -> tuple[int, int] | None:
-        """Search the prediction for the longest match with the last tokens of `tail`. Return (position after the match,
-        its length), with a length from 2 to `MAX_N`. None = not even the last two tokens occur.
+        """Search the prediction for the longest match with the end of `tail`, the output's last tokens. Return
+        (position after the match, its length), with a length from 2 to `MAX_N`. None = not even the last two tokens
+        occur.
 
-        Of equally long matches, the first that ends at position `near` of the prediction or later is returned. If there
-        is none, the first in the prediction is returned.
+        Of equally long matches, the first that ends at position `near` of the prediction or later counts; without one,
+        the first.
         """
         if len(tail) < 2:
             return None
@@ -80,12 +80,12 @@ class _State(NamedTuple):
     """Number of consecutive output tokens that agree with the prediction before `position`, including those of the
     match that led there."""
     num_needed: int = 1
-    """Number of agreeing tokens that are needed to propose. Each wrong draft token doubles it, each correct one
-    decrements it."""
+    """Number of consecutive output tokens that must agree with the prediction before a draft token is proposed. Each
+    wrong draft token doubles it, up to MAX_N; each correct one lowers it by one."""
     num_confirmed: int = 0
     """Position in the prediction after the last correct draft token."""
     was_correct: bool | None = None
-    """Whether the draft token proposed for this output token was correct; None = none was proposed."""
+    """Whether the draft token proposed for the state's output token was correct; None = none was proposed."""
 
 
 class PredictionFollower(TokenSequence):
@@ -119,8 +119,8 @@ class PredictionFollower(TokenSequence):
         return self._proposes(self._states[-1])
 
     def outcomes(self, num_tokens: int) -> list[bool]:
-        """Return whether draft tokens were right: one entry for each of the last `num_tokens` output tokens for which a
-        draft token was proposed, in the order of the output.
+        """Return whether each draft token that was proposed for one of the last `num_tokens` output tokens was right,
+        in the order of the output. Output tokens without a draft token have no entry.
         """
         states = self._states[max(1, len(self._states) - num_tokens) :]
         return [state.was_correct for state in states if state.was_correct is not None]

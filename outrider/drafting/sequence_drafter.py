@@ -18,9 +18,7 @@ sum, counts are a distribution."""
 
 
 class ChainWalk(Protocol):
-    """Proposals for a chain of draft tokens that begins at the end of a sequence. It becomes invalid when the sequence
-    changes.
-    """
+    """Proposals for a chain of draft tokens after the end of a sequence; invalid once the sequence changes."""
 
     def next(self) -> Counts | None:
         """Return the token ids that may come next, with their counts; None = the drafter has no proposal here."""
@@ -53,9 +51,7 @@ class Follower(Protocol):
         """Return whether draft tokens after the sequence's end are likely enough to be worth verifying."""
 
     def close(self) -> None:
-        """End the sequence, so that the drafter may learn from it. From a follower that is dropped without this call it
-        learns nothing.
-        """
+        """End the sequence, so that the drafter may learn from it; without this call it learns nothing."""
 
 
 class SequenceDrafter(Protocol):
@@ -73,9 +69,7 @@ class SequenceDrafter(Protocol):
 
 
 class TokenSequence:
-    """A sequence of token ids that grows and shrinks at its end. Base class of followers, i.e. of drafters' states for
-    a sequence.
-    """
+    """Sequence of token ids that grows and shrinks at its end. Base class of followers (drafters' states)."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.ids = list(token_ids)

@@ -13,27 +13,25 @@ from tokenizers import Encoding, Tokenizer
 
 
 class TokenBoundary(NamedTuple):
-    """A position in a text at which a token of the target and a token of the draft both begin, or at which the text
+    """Position in a text at which a token of the target and a token of the draft model both begin, or at which the text
     ends.
     """
 
     num_committed: int
     """Number of the target's (committed) tokens before this position."""
     num_own: int
-    """Number of the draft's tokens before this position."""
+    """Number of the draft model's tokens before this position."""
 
 
 class TextRun:
-    """Text of consecutive committed tokens, none of which is special. Bytes that are not a character decode
-    to U+FFFD.
-    """
+    """Text of consecutive committed tokens, none of them special. Bytes that are no character decode to U+FFFD."""
 
     def __init__(self) -> None:
         self.text = ""
         """Text of the whole characters appended so far."""
         self.ends: dict[int, int] = {}
-        """Where committed tokens end in `text`: if one ends after n characters, ends[n] is the number that `add` got
-        with it. Lengths at which no token ends have no entry."""
+        """Where committed tokens end in `text`: if a token ends after n characters, ends[n] is the `num_committed` that
+        `add` got for it. Lengths at which no token ends have no entry."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, raw: bytes, num_committed: int) -> None:
@@ -51,9 +49,7 @@ class TextRun:
 
 
 def bytes_of(spelling: Sequence[bytes | None], token_id: int) -> bytes | None:
-    """Return the bytes of a token id. None = it is a special token, or outside `spelling`. spelling: bytes of each
-    token id, None for special tokens.
-    """
+    """Return `spelling[token_id]`, the token's bytes; None = a special token, or an id outside of `spelling`."""
     if token_id >= len(spelling):
         return None
     return spelling[token_id]
@@ -71,9 +67,7 @@ def piece_tokenizer(tokenizer_json: bytes) -> Tokenizer:
 
 
 def start_ids_of(tokenizer_json: bytes) -> tuple[int, ...]:
-    """Return the ids of the special tokens that a tokenizer puts before a text. `tokenizer_json`: content of its
-    tokenizer.json.
-    """
+    """Return the ids of the special tokens that the tokenizer in a tokenizer.json puts before a text."""
     encoding = Tokenizer.from_buffer(tokenizer_json).encode("a")
     if 0 not in encoding.special_tokens_mask:
         return ()
@@ -81,8 +75,8 @@ def start_ids_of(tokenizer_json: bytes) -> tuple[int, ...]:
 
 
 def last_texts(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence[int]:
-    """Return those of `ids` that come after the last special token among them. `spelling`: bytes of each token id, None
-    for special tokens.
+    """Return the `ids` after the last special token among them, or all `ids` if none is special. `spelling`: bytes of
+    each token id, None for special tokens.
     """
     begin = len(ids)
     while begin and bytes_of(spelling, ids[begin - 1]) is not None:

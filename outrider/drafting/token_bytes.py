@@ -34,7 +34,7 @@ _BYTE_OF_CHAR = _byte_alphabet()
 
 def byte_level(token: str) -> bytes:
     """Return the bytes of a token of a byte-level tokenizer, in whose vocabulary each letter stands for a byte. An
-    added token may contain letters outside this byte alphabet; they stand for themselves.
+    added token that contains another letter is encoded as UTF-8, all of it.
     """
     try:
         return bytes(map(_BYTE_OF_CHAR.__getitem__, token))

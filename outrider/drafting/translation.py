@@ -38,22 +38,22 @@ from outrider.wire.models.fingerprint import first_difference, tokenizer_fingerp
 
 LOOK_BEHIND = 16
 """Number of committed tokens before the first new one that are retokenized again, because new text may merge with them.
-A token of the draft that would reach further back stays split, so that fewer draft tokens are accepted."""
+A token of the draft model that would reach further back stays split, so that fewer draft tokens are accepted."""
 
 SMALL_OVERLAP = 0.4
 """Minimum fraction of the target's tokens that must be in both vocabularies. Below it, draft tokens at temperature 0
-come from the text that the draft writes, retokenized. Measured (benchmarks/results/tokenizers-2026-11-26.md): at 44 %
-both methods have equally many tokens accepted, and retokenized text takes the draft 1.4 times as many steps; at 20 %
-retokenized text has 1.2 times as many accepted."""
+come from the text that the draft model writes, retokenized, and not from its logits, mapped to the target's ids.
+Measured (benchmarks/results/tokenizers-2026-11-26.md): at 44 % both methods have equally many draft tokens accepted,
+and retokenizing takes the draft model 1.4 times as many steps; at 20 % it has 1.2 times as many accepted."""
 
 Logits = NDArray[np.float32]
 
 
 class Retokenization(Protocol):
-    """Text of one slot's committed tokens in token ids of the draft, whose vocabulary differs from the target's."""
+    """Committed tokens of one slot, retokenized for a draft model whose vocabulary differs from the target's."""
 
     ids: list[int]
-    """Token ids of the draft's vocabulary that are fed to the draft; never empty."""
+    """Token ids of the draft model's vocabulary that are fed to it; never empty."""
     is_whole: bool
     """Whether the text of the committed tokens ends with a whole character. If not, no draft token can be proposed."""
 
@@ -69,27 +69,27 @@ class Retokenization(Protocol):
 
 
 class Translation(Protocol):
-    """Map between a draft's and a target's vocabulary, for token ids, logits and texts."""
+    """Map between a draft model's and a target's vocabulary, for token ids, logits and texts."""
 
     def logits(self, row: Logits) -> Logits:
-        """Map one row of the draft's logits [draft's V] to logits over the target's ids [target's V]. Target ids
-        without a token of the draft get -inf.
+        """Map the draft model's logits at one position [draft model's V] to logits over the target's ids [target's V].
+        Target ids without a token of the draft model get -inf.
         """
 
     by_strings: bool
-    """Whether draft tokens at temperature 0 should come from the text that the draft writes, retokenized for the
+    """Whether draft tokens at temperature 0 should come from the text that the draft model writes, retokenized for the
     target, because the vocabularies share few tokens."""
 
     def draft_id(self, token_id: int) -> int:
-        """Return the draft's id for a target's id. Only for ids to which `logits` gives a finite logit."""
+        """Return the draft model's id for a target's id. Only for ids to which `logits` gives a finite logit."""
 
     def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Retokenize for the target the text that the draft has generated after the committed tokens. Return (ids of
-        the target, whether the draft's text has ended).
+        """Retokenize for the target the text that the draft model has generated after the committed tokens. Return (ids
+        of the target, whether the draft model's text has ended).
 
-        `committed`: committed tokens, as ids of the target. `own_ids`: tokens that the draft has generated after them,
-        as ids of the draft. While the draft's text has not ended, the last id of the result is left out if the
-        tokenizers differ, since further text may change it.
+        `committed`: committed tokens, as ids of the target. `own_ids`: tokens that the draft model has generated after
+        them, as its ids. While its text has not ended, the last id of the result is left out if the tokenizers differ,
+        since further text may change it.
         """
 
     def retokenization(self) -> Retokenization:
@@ -168,9 +168,9 @@ class _SameIds:
 
 
 class Intersection:
-    """Translation for a draft and a target of different tokenizers. It maps the ids of a token that both vocabularies
-    have, i.e. with the same text, to one another. A target token that the draft does not have gets the logit -inf;
-    logits of draft tokens that the target does not have are left out.
+    """Translation for a draft model and a target of different tokenizers. It maps the ids of tokens with the same text
+    to one another. A target's token that the draft model does not have gets the logit -inf; logits of the draft model's
+    tokens that the target does not have are left out.
     """
 
     def __init__(
@@ -267,13 +267,13 @@ class Intersection:
         return _RetokenizedText(self)
 
     def retokenize(self, committed: Sequence[int]) -> tuple[list[int], list[TokenBoundary], bool]:
-        """Retokenize committed tokens for the draft. Return (the draft's token ids, the boundaries where tokens of both
-        vocabularies begin, whether the text ends with a whole character).
+        """Retokenize committed tokens for the draft model. Return (the draft model's token ids, the boundaries where
+        tokens of both vocabularies begin, whether the text ends with a whole character).
 
-        A special token splits the text: no token spans it, and the draft gets no token for it.
+        A special token splits the text: no token spans it, and the draft model gets no token for it.
 
-        Example: the target commits "un", "able", "!" and the draft has the tokens "unable" and "!". The ids are those
-        of "unable" and "!". The boundaries are (0, 0), (2, 1), (3, 2), and there is none after "un".
+        Example: the target commits "un", "able", "!" and the draft model has the tokens "unable" and "!". The ids are
+        those of "unable" and "!". The boundaries are (0, 0), (2, 1), (3, 2), and there is none after "un".
         """
         ids = list[int]()
         marks = [TokenBoundary(0, 0)]

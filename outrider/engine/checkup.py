@@ -34,8 +34,8 @@ GPU_DEVICE = Path("/dev/nvidiactl")
 
 
 def findings(task: Task, tell_files: Callable[[pb.TokenizerFiles], None] | None = None) -> Iterator[tuple[str, Find]]:
-    """Run all checks of a task: of the machine, the target's files, each draft's files, and the memory. Yield the name
-    of each check and its result: its state, what was found, and the remedy.
+    """Run all checks of `outrider doctor`: of the machine, the target's files, each draft's files, and the memory.
+    Yield the name of each check and its result: its state, what was found, and the remedy.
 
     tell_files: function that is called with the target's tokenizer and chat-template files, if they can be read.
     """
@@ -95,9 +95,7 @@ def _refusal(error: ConfigError, model: str) -> Find:
 
 
 def check_gpu() -> Find:
-    """Check whether torch can use the GPUs of the machine, and whether this version of torch has flash attention for
-    them.
-    """
+    """Check whether torch can use the machine's GPUs, and whether this torch has flash attention for them."""
     has_device = GPU_DEVICE.exists() or shutil.which("nvidia-smi") is not None
     num_gpus = 0
     with warnings.catch_warnings(record=True) as caught:  # torch warns of a driver that is too old

@@ -2,6 +2,4 @@
 
 
 class PathUnavailable(Exception):
-    """Raised if an attention path cannot run this model on this device or machine. The message is the reason, in a few
-    words.
-    """
+    """Raised if an attention path cannot run this model on this device or machine; the message is the reason."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 
 class FeatureBuffer:
-    """Features of consecutive positions of one slot, as bytes. A feature is [width] bfloat16: the head's projection of
-    the target's hidden states of one token.
+    """Features of consecutive positions of one slot, as bytes. A feature is [d] bfloat16: the head's projection of the
+    target's hidden states of one token.
     """
 
     __slots__ = ("_data", "start", "token_bytes")
@@ -26,12 +26,12 @@ class FeatureBuffer:
 
     @property
     def end(self) -> int:
-        """Position after that of the last stored feature; `start` if no feature is stored."""
+        """Position after the last stored feature; `start` if no feature is stored."""
         return self.start + len(self._data) // self.token_bytes
 
     def put(self, start: int, data: bytes) -> None:
-        """Store the features of consecutive positions from `start` on. Features stored there or after are replaced. If
-        `start` leaves a gap to the stored ones, all stored ones are dropped.
+        """Store the features of consecutive positions from `start` on, in place of those stored there or after. If
+        `start` is before the stored positions or leaves a gap after them, all of these are dropped.
         """
         if not self.start <= start <= self.end:
             self.clear(start)

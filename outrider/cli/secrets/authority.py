@@ -61,9 +61,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> Authority | None:
-        """Read the authority whose files are in a folder; None = the folder has no authority. Raises ConfigError for
-        damaged files.
-        """
+        """Read the authority whose files are in a folder; None = it has none. Raises ConfigError for damaged files."""
         if not (folder / CA_KEY).exists() and not (folder / CA).exists():
             return None
         try:
@@ -80,7 +78,7 @@ class Authority:
         return cls(key, certificate)
 
     def issue(self, common_name: str, names: Names, now: datetime, life: timedelta = LIFE) -> tuple[bytes, bytes]:
-        """Issue a certificate that can be used by servers and clients. Return (certificate, private key) in PEM form.
+        """Issue a certificate that can be used by servers and clients. Return (certificate, private key) as PEM.
 
         It is valid for `life` from `now`, but not longer than the authority's own certificate. names: host names and
         URIs of the certificate's owner.
@@ -102,10 +100,10 @@ def write_certificates(folder: Path, hosts: Sequence[str], now: datetime) -> lis
     """Write new certificates for every role and for the gateway's users into `folder`. If there is no authority yet,
     create one. Return the folders of the certificates.
 
-    hosts: names and addresses by which users reach the gateway. If it is empty, the present certificate's names are
-    used; if there is no certificate, names of this machine. A worker's certificate has the name of its role in place of
-    a host, so that a user's client does not accept the worker as the gateway. Raises ConfigError for files or hosts
-    that cannot be used.
+    hosts: names and addresses by which users reach the gateway. Empty = the names in the users' certificate that
+    `folder` already has or, without one, localhost, 127.0.0.1 and ::1. A role's certificate names the role in place of
+    a host, so that a user's client does not accept a worker as the gateway. Raises ConfigError for files or hosts that
+    cannot be used.
     """
     users = folder / PUBLIC
     names = list(map(host_name, hosts)) or _names_in(users / CERTIFICATE) or _this_machine()

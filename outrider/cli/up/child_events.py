@@ -19,9 +19,9 @@ def run_module(
     until the child ends.
 
     what: name of the child in errors. env: the child's environment; None = that of this process. When the generator is
-    closed, the child has `grace_s` seconds to stop; a second signal ends it at once. Raises ConfigError with the
-    message of the child's event "failed", and OutriderError if the child's exit code is not 0. On SIGINT, SIGTERM and
-    SIGHUP this process stops the child and raises KeyboardInterrupt. Call it from the main thread.
+    closed, the child has `grace_s` seconds to stop. On SIGINT, SIGTERM and SIGHUP this process stops the child and
+    raises KeyboardInterrupt; a second such signal kills the child. Raises ConfigError with the message of the child's
+    event "failed", and OutriderError if the child's exit code is not 0. Call it from the main thread.
     """
     stop = StopFlag()
     with stop.installed():

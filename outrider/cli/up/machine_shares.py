@@ -26,8 +26,8 @@ def own_gpu_memory(pools: Iterable[Pool], utilization: float | None = None) -> d
     name. Pools that have a value in their settings are left out.
 
     utilization: fraction of each GPU's memory that all workers on this GPU may take together. None = a default
-    fraction, and no value for a worker that is alone on its GPU. Raises ConfigError if nothing remains for some
-    workers.
+    fraction, and the pool of a worker that is alone on its GPU is left out, too. Raises ConfigError if nothing remains
+    for some workers.
     """
     pools_by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:

@@ -38,12 +38,12 @@ class _Setting:
 
     @property
     def argument(self) -> str:
-        """Name of the parameter of the command's function for this setting."""
+        """Name of the command's parameter for this setting."""
         return f"{self.part}_{self.name}"
 
     @property
     def option(self) -> Any:
-        """Annotation of the parameter for this setting, from which typer makes the option."""
+        """Annotation of the command's parameter for this setting, from which typer makes the option."""
         flag = self.name.replace("_", "-")
         panel: dict[str, Any] = {"rich_help_panel": _GATEWAYS}
         if self.part != "gateway":

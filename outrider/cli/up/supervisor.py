@@ -123,8 +123,8 @@ class Supervisor:
     def start(self, reporter: Reporter, *, needs_drafts: bool = True) -> Endpoints:
         """Start all parts of the system. Return their addresses once a request would be served.
 
-        needs_drafts: whether the start fails if a draft cannot start or the gateway does not use the draft. False = the
-        system then runs without that draft. Raises OutriderError if a part fails, and StopRequested after a stop.
+        needs_drafts: whether the start fails if a draft worker cannot start or the gateway does not use it. False = the
+        system then runs without it. Raises OutriderError if a part fails, and StopRequested after a stop.
         """
         self._reporter = reporter
         self._needs_drafts = needs_drafts
@@ -173,7 +173,7 @@ class Supervisor:
     def watch(self) -> None:
         """Block until a stop is requested. Meanwhile start each part of the system again that ends by itself.
 
-        Raises PartFailed if a needed part has ended and is not started again.
+        Raises PartFailed if a part has ended, is not started again, and the system cannot serve without it.
         """
         while not self._stop_flag.wait(self._until_next_look_s()):
             for name, child in list(self._children.items()):

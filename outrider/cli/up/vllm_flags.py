@@ -29,16 +29,16 @@ class VllmFlag:
     """Number of values of vLLM's flag: "none", "one" or "several". For each of several values, our flag is written
     once."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """words[value]: Outrider's value in place of this value of vLLM's flag. "" = the flag is left out, since Outrider
-    always works as this value asks. Values that are not listed are not replaced."""
+    """For values of vLLM's flag that Outrider writes differently: Outrider's value. "" = the flag is left out, since
+    Outrider always works in this way. Values that are not listed stay as they are."""
     convert: Callable[[str], str] | None = None
     """Function that converts a value of the flag to Outrider's value, or raises ValueError; None = values are not
     converted."""
     note: str = ""
     """Note that is printed if the flag is left out, or if it has no values; empty = none."""
     refused: str = ""
-    """What the user should type instead of the flag. Only values in `words` are then accepted. Empty = every value is
-    accepted."""
+    """What the user should type instead of vLLM's flag, which is then accepted only with values in `words`. Empty =
+    every value is accepted."""
 
 
 def _whole(text: str) -> str:

@@ -21,8 +21,8 @@ UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")
 """Names of submodules that never run for text, by the class of the module that contains them. That module itself does
 run for text."""
 READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
-"""Names of submodules other than the decoder that run for text, since they embed special token ids, by the class of the
-module that contains them."""
+"""Names of submodules outside the decoder that do run for text, because they embed special token ids. By the class of
+the module that contains them."""
 
 
 class AbsentPart(nn.Module):

@@ -88,8 +88,8 @@ def _reason(context: StatedContext) -> str:
 def stated_context(config: PreTrainedConfig) -> StatedContext:
     """Return the context length that a configuration states, and the one that follows from it and the rope scaling.
 
-    If layer types have scalings of their own, the smallest length is used, since Gemma 3's files state a length that
-    already includes the scaling of its full-attention layers.
+    If layer types have scalings of their own, the smallest of the resulting lengths is used: Gemma 3's files state a
+    length that already includes the scaling of its full-attention layers.
     """
     text = config.get_text_config(decoder=True)
     stated = _stated_length(text)
@@ -157,7 +157,7 @@ def _stretched(stated: int, scaling: Mapping[str, Any]) -> int:
 
 
 def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
-    """Set one set of rotary frequencies for every position below `context_limit`, in place.
+    """Make every position below `context_limit` use the same set of rotary frequencies, in place.
 
     LongRoPE (Phi 3 and similar models) has two sets. Transformers uses the long set if the longest sequence of a batch
     is longer than in pretraining. A short sequence would then depend on the others in its batch, and keys cached under

@@ -57,7 +57,7 @@ def _no_width(text: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """What the layers of one type keep in the cache between steps, and which batches of rows they can run."""
+    """What the layers of one type keep in the cache between steps, and which batches they can run."""
 
     kept_states: str
     """What the layers keep between steps, in words that follow "keeps" in a message."""
@@ -65,15 +65,15 @@ class LayerMemory:
     """Function that estimates how many numbers a layer keeps for a token. The storages of an attention path have the
     exact number, once the layers have run."""
     is_per_token: bool = True
-    """Whether everything that the layers keep lies in the KV pool's blocks, token by token, so that truncating the
+    """Whether everything that the layers keep lies in blocks of the KV cache, token by token, so that truncating the
     block table rolls a layer back. False = a layer keeps states that are not per token, and the model is refused."""
     is_packable: bool = True
     """Whether the tokens of several sequences may be fed as one long sequence, as the `paged` path does."""
     has_columns_as_positions: bool = False
-    """Whether transformers' code for these layers takes a token's column in the batch for its position. All rows of a
-    forward must then have the same length."""
+    """Whether transformers' code for these layers takes a token's column in the batch for its position. All sequences
+    of a forward must then have the same length."""
     tree_refusal: str | None = None
-    """Reason why rows may not be token trees, even if the self-test of trees would pass; None = that test decides."""
+    """Reason why the layers run no token trees, whatever the self-test of trees finds; None = that test decides."""
     cache_method: str | None = None
     """Method of transformers' `Cache` that the layers call in addition to `update`, and that an old transformers may
     not have; None = they call no other."""
@@ -214,7 +214,7 @@ def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
 
 
 def packing_refusal(types: Sequence[str]) -> str | None:
-    """Return the reason why the tokens of several sequences cannot be fed as one long sequence; None if they can."""
+    """Return why layers of these types cannot run several sequences as one long one; None if they can."""
     for name, kind in memories(types).items():
         if not kind.is_packable:
             return f"its {name} layers keep {kind.kept_states}, which needs each sequence in a row of its own"
@@ -222,7 +222,7 @@ def packing_refusal(types: Sequence[str]) -> str | None:
 
 
 def tree_refusal(types: Sequence[str]) -> str | None:
-    """Return the reason why rows may not be token trees, even if the self-test would pass; None = that test decides."""
+    """Return why layers of these types run no token trees, whatever the self-test finds; None = it decides."""
     for name, kind in memories(types).items():
         if kind.tree_refusal is not None:
             return f"has {name} layers: {kind.tree_refusal}"
@@ -231,12 +231,11 @@ def tree_refusal(types: Sequence[str]) -> str | None:
 
 @contextmanager
 def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator[None]:
-    """Context manager in which a model's modules change their computation after fewer tokens than normal, so that a
-    self-test of few tokens reaches these limits.
+    """Context manager in which limits of a model's modules are lowered, so that a self-test of few tokens reaches them:
+    attention that selects 2048 keys, for example, selects only a few.
 
-    For example, attention that selects 2048 keys then selects only a few. The limits that are lowered are the
-    `test_limits` of these layer types and, in modules of every class, TEST_LIMITS. Raises PathUnavailable for a layer
-    type if no module has the attributes that its `test_limits` name.
+    The lowered limits are the `test_limits` of these layer types and, in modules of every class, TEST_LIMITS. Raises
+    PathUnavailable for a layer type if no module has the attributes that its `test_limits` name.
     """
     changed: list[tuple[nn.Module, str, int]] = []
     try:

@@ -21,7 +21,7 @@ and the number of tokens before."""
 
 
 def number_every_token(network: PreTrainedModel) -> None:
-    """Give every token of the decoder a position, also a token with the padding's id, in place. Logits then do not
+    """Make the decoder give every token a position, even a token with the padding's id, in place. Logits then do not
     depend on how a text is divided into steps.
     """
     for module in _numbering_modules(network):

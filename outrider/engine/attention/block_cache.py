@@ -85,8 +85,8 @@ class BlockLayer(CacheLayerMixin):
         return [*own, *self.more.values()]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the storages of keys and values for states like these, [B, H, q, D]: with their H, D, dtype and
-        device. Called by `update`.
+        """Allocate the storages of keys and values, with the H, D, dtype and device of these states [B, H, q, D] (q new
+        tokens). Called by `update`.
         """
         self.keys = self._new_storage(key_states)
         self.values = self._new_storage(value_states)
@@ -100,8 +100,8 @@ class BlockLayer(CacheLayerMixin):
         return storage
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values, [B, H, q, D] each. Return the keys and values that the model is to attend
-        to.
+        """Write the keys and values of the q new tokens of each sequence, [B, H, q, D] each. Return the keys and values
+        that the model is to attend to.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -111,13 +111,13 @@ class BlockLayer(CacheLayerMixin):
         return self.write_and_read(self.keys, key_states), self.write_and_read(self.values, value_states)
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write the states [B, H, q, D] of the new tokens into a storage, at the storage indices of the plan. Return
-        the states that the model is to attend to.
+        """Write the states [B, H, q, D] of the q new tokens of each sequence into a storage, at the storage indices of
+        the plan. Return the states that the model is to attend to.
         """
         raise NotImplementedError
 
     def get_max_length(self) -> int:
-        """Return -1, which transformers takes for no limit."""
+        """Return -1, which means to transformers that the cache has no maximum length."""
         return -1
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:

@@ -43,17 +43,17 @@ class SourcePlan:
     """
 
     mask: Tensor | None
-    """[B, S] int64: 0 for padding, 1 for tokens; None if there is no padding."""
+    """Mask of B sources, padded to S tokens, [B, S] int64: 1 for tokens, 0 for padding; None if there is no padding."""
     start: int | None
-    """Storage index of the first token, if there is one source and its blocks are consecutive: it is then read in
-    place, without a copy. None otherwise."""
+    """Storage index of the source's first token, if there is one source and its blocks are consecutive: it is then read
+    in place, without a copy. None otherwise."""
     gather: Tensor
-    """Storage index (block * block_size + offset) of each place of the matrix, [B * S] int64; for padding an index in
-    the trash block."""
+    """Storage index (block * block_size + offset) of each entry of the padded [B, S] matrix of sources, [B * S] int64;
+    for padding an index in the trash block."""
     input_ids: Tensor
-    """Token ids of the sources, [B, S] int64; 0 for padding."""
+    """Token ids of B sources, padded with 0 to S tokens, [B, S] int64."""
     columns: Tensor
-    """Indices of the places that are tokens, among the B * S places of the matrix, [N] int64."""
+    """Indices of the N entries that are tokens, among the B * S entries of the padded matrix of sources, [N] int64."""
     shape: tuple[int, int]
     """(B, S): number of sources, and number of tokens of the longest one."""
 
@@ -102,12 +102,12 @@ class CrossLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor:
-        """Keys of the sources of the running forward, [B, H, S, D]."""
+        """Keys of the sources of the running forward, [B, H, S, D], padded to the S tokens of the longest."""
         return self._read(self._own.keys)
 
     @property
     def values(self) -> Tensor:
-        """Values of the sources of the running forward, [B, H, S, D]."""
+        """Values of the sources of the running forward, [B, H, S, D], padded to the S tokens of the longest."""
         return self._read(self._own.values)
 
     def _read(self, storage: Tensor | None) -> Tensor:
@@ -120,7 +120,7 @@ class CrossLayer(CacheLayerMixin):
         return gathered.view(num_rows, width, *gathered.shape[1:]).transpose(1, 2)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of the sources, [B, H, S, D] each. Return them unchanged."""
+        """Write the sources' keys and values, [B, H, S, D] with S tokens of the longest. Return them unchanged."""
         assert self.plan is not None
         write_to = self.plan.gather.index_select(0, self.plan.columns)  # [N]
         for storage, states in ((self._own.keys, key_states), (self._own.values, value_states)):
@@ -145,7 +145,7 @@ class CrossLayer(CacheLayerMixin):
         return self.plan.shape[1], 0
 
     def get_max_length(self) -> int:
-        """Return -1, which transformers takes for no limit."""
+        """Return -1, which means to transformers that the cache has no maximum length."""
         return -1
 
 
@@ -239,7 +239,7 @@ class DecoderPositions:
     """Hooks that give a decoder with an embedding of positions the true positions of its tokens. Only the `dense` path
     uses them.
 
-    Such a decoder takes the column of a token in the batch for its position, also where a row begins in a later column.
+    Such a decoder takes the column of a token in the batch for its position, even in a sequence that padding precedes.
     The hooks are on its module `embed_positions`, which all classes like BART have by this name.
     """
 
@@ -254,7 +254,7 @@ class DecoderPositions:
 
     @contextmanager
     def using(self, position_ids: Tensor) -> Iterator[None]:
-        """Context manager: a forward within it uses these positions, [B, q] int64."""
+        """Context manager: a forward within it uses these positions of each sequence's q new tokens, [B, q] int64."""
         self._position_ids = position_ids
         try:
             yield
@@ -292,7 +292,7 @@ class DecoderDistances:
 
     @contextmanager
     def using(self, rows: Sequence[Row], plan: StepPlan) -> Iterator[None]:
-        """Context manager: if one of these rows is a token tree, a forward within it uses the distances between the
+        """Context manager: if one of these rows has a token tree, a forward within it uses the distances between the
         rows' positions. Otherwise it changes nothing.
         """
         if self.is_supported and has_trees(rows):

@@ -44,7 +44,7 @@ class Tree(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, those of the tree included."""
+        """Number of the sequence's tokens, those of the tree included."""
 
     @property
     def parents(self) -> Sequence[int] | None:
@@ -93,8 +93,8 @@ class TreeMasks:
 
 
 class DenseLayer(BlockLayer):
-    """Layer of the `dense` path's cache. It gives the model the states of all tokens of the rows, cached and new, in
-    padded columns: keys, values and anything else that the layer keeps.
+    """Layer of the `dense` path's cache. It gives the model the states of all tokens of the sequences, cached and new,
+    as a padded batch: keys, values and anything else that the layer keeps.
     """
 
     record_past = True
@@ -102,21 +102,21 @@ class DenseLayer(BlockLayer):
     their own."""
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write the new tokens' states [B, H, q, D] into a storage. Return the states of all columns, cached and new,
-        [B, H, L, D].
+        """Write the states [B, H, q, D] of q new tokens per sequence into a storage. Return the states of all L
+        columns, cached and new, [B, H, L, D].
         """
         self._write(storage, states)
         return self._read(storage, 0)
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Write a sparse indexer's keys [B, q, D] of the new tokens. Return its keys of all columns, cached and new,
-        [B, L, D].
+        """Write a sparse indexer's keys [B, q, D] of q new tokens per sequence. Return the indexer's keys of all L
+        columns, cached and new, [B, L, D].
         """
         return self.update_index(indexer_key_states.unsqueeze(1)).squeeze(1)
 
     def update_index(self, idx_k: Tensor) -> Tensor:
-        """Write a block indexer's keys [B, 1, q, D] of the new tokens. Return its keys of all columns, cached and new,
-        [B, 1, L, D].
+        """Write a block indexer's keys [B, 1, q, D] of q new tokens per sequence. Return the indexer's keys of all L
+        columns, cached and new, [B, 1, L, D].
         """
         if self.plan is None:
             return idx_k
@@ -125,8 +125,8 @@ class DenseLayer(BlockLayer):
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: Any
     ) -> Tensor:
-        """Write the new inputs [B, D, q] of a short convolution. Return them, preceded by the kernel_size - 1 inputs
-        before them.
+        """Write the inputs [B, D, q] of a short convolution with D channels for q new tokens per sequence. Return them,
+        preceded by the inputs of the kernel_size - 1 tokens before.
 
         The result is [B, D, kernel_size - 1 + q], with zeros for inputs before the first token of a sequence.
         `state_idx`: number of the convolution in the layer. Raises NotImplementedError, at the self-test, for a class
@@ -180,7 +180,7 @@ class DenseLayer(BlockLayer):
         return gathered.unflatten(0, (plan.num_rows, -1)).transpose(1, 2)
 
     def get_seq_length(self) -> int:
-        """Return the number of columns of cached tokens. The columns of the new tokens follow them."""
+        """Return the number of the padded batch's columns that hold cached tokens. Those of the new tokens follow."""
         if self.plan is None:
             return 0
         num_past: int = self.plan.kv_len - self.plan.num_queries
@@ -192,17 +192,15 @@ class DenseLayer(BlockLayer):
 
 
 class DenseCache(BlockCache):
-    """KV cache of the `dense` path, with the methods that transformers calls for short convolutions and running
-    states.
-    """
+    """KV cache of the `dense` path, with transformers' methods for short convolutions and running states."""
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         """Return None: `update_conv_state` already returns the inputs of the earlier tokens."""
         return None
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Write the new inputs [B, D, q] of short convolution `state_idx` in layer `layer_idx`. Return them, preceded
-        by the kernel_size - 1 inputs before them: [B, D, kernel_size - 1 + q].
+        """Write the inputs [B, D, q] of short convolution `state_idx` in layer `layer_idx`, for D channels and q new
+        tokens. Return them, preceded by the kernel_size - 1 inputs before: [B, D, kernel_size - 1 + q].
         """
         inputs: Tensor = self.layers[layer_idx].update_conv_state(conv_states, state_idx, **kwargs)
         return inputs
@@ -215,13 +213,13 @@ class DenseCache(BlockCache):
         return state
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether any row of the running forward has cached tokens."""
+        """Return whether any sequence of the running forward has cached tokens."""
         return self.get_seq_length() > 0
 
 
 class DensePath:
-    """Attention path that runs transformers' own forward over padded rows. Implements `ForwardPath`, `TreePath` and
-    `FeaturePath`.
+    """Attention path that runs transformers' own forward over a padded batch of sequences. Implements the interfaces
+    `ForwardPath`, `TreePath` and `FeaturePath`.
     """
 
     name = "dense"
@@ -292,11 +290,11 @@ class DensePath:
         features: list[Tensor] = [torch.empty(0, device=device)] * len(rows)
         for group in groups:
             logits = self._forward_one([rows[index] for index in group])  # [B, M, V]
-            tapped = self._taps.pop()  # [B, q, taps, H]
+            tapped = self._taps.pop()  # [B, q, taps, d]
             for b, index in enumerate(group):
                 parts[index] = logits[b, logits.shape[1] - rows[index].num_logits :]  # [num_logits, V]
                 if tapped is not None:
-                    features[index] = tapped[b, tapped.shape[1] - rows[index].num_new :]  # [num_new, taps, H]
+                    features[index] = tapped[b, tapped.shape[1] - rows[index].num_new :]  # [num_new, taps, d]
         self.features = torch.cat(features)
         has_equal_logits = len({row.num_logits for row in rows}) == 1
         if len(groups) == 1 and has_equal_logits and rows[0].num_logits:

@@ -23,21 +23,19 @@ NORMED = -1
 
 
 class ForwardPath(Protocol):
-    """Attention path: runs a model's forward over rows, with keys and values in blocks of its own storage."""
+    """Attention path: runs a model's forward over sequences (`Row`s), with keys and values in its own blocks."""
 
     name: str
     """Name of the path in the log, in GetInfo and in benchmarks: fused, flash, paged or dense."""
     batch_invariant: bool
-    """Whether a token's logits have the same bits whatever other rows are in the forward, and in however many steps the
-    tokens before it were fed."""
+    """Whether a token's logits have the same bits whatever other sequences are in the forward, and in however many
+    steps the tokens before it were fed."""
     block_size: int
     """Number of tokens in a block of the path's storage."""
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers: keys, values and anything else that a layer keeps. It may be 0
-        before the first forward.
-        """
+        """Bytes that all layers keep for one token: keys, values and all else. May be 0 before the first forward."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         """Replace the path's KV storage by an empty one of `num_blocks` blocks and the trash block, each of
@@ -50,8 +48,8 @@ class ForwardPath(Protocol):
         """
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Run the model over the rows' new tokens, and write their keys and values. Return the requested logits
-        [sum(num_logits), V] float32 in the order of the rows.
+        """Run the model over the rows' new tokens, and write their keys and values. Return the logits of each row's
+        last `num_logits` tokens, [sum(num_logits), V] float32, in the order of the rows.
 
         The caller has checked the rows and reserved blocks for them in their block tables. Raises InvalidRequest for a
         token id outside the vocabulary. Called in inference mode, on the engine thread.
@@ -60,10 +58,10 @@ class ForwardPath(Protocol):
 
 @runtime_checkable
 class TreePath(Protocol):
-    """Attention path whose rows may be token trees (`Row.parents`), if the model passes the self-test of trees."""
+    """Attention path that runs token trees (`Row.parents`), if the model passes the self-test of trees."""
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Move all that the layers keep of some tokens to other places of the KV storage, in every layer.
+        """Move all that the layers keep of some tokens within the KV storage, in every layer.
 
         `sources`, `destinations`: the old and the new storage index (block * block_size + offset) of each token. A
         destination may also be a source: all sources are read before any destination is written.
@@ -79,15 +77,15 @@ class FeaturePath(Protocol):
     """
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Set which hidden states later forwards return in `features`. `taps`: their indices, as the class describes
-        them; empty = no hidden states.
+        """Set which hidden states later forwards return in `features`. `taps`: k = the input of decoder layer k,
+        num_layers = the last layer's output, NORMED = that output after the final norm; empty = no hidden states.
 
         Without taps a forward costs nothing more, except in a CUDA graph that was captured with taps.
         """
 
     @property
     def features(self) -> Tensor:
-        """Hidden states of the last forward at the taps, [sum(num_new), taps, hidden], on the model's device.
+        """Hidden states of the last forward at the taps, [sum(num_new), taps, d], on the model's device.
 
         There is one entry for each new token of each row, in order, whether or not its logits were requested. The taps
         are in the order in which they were set; without taps the tensor has no entries. The dtype is float32 on `fused`
@@ -97,15 +95,11 @@ class FeaturePath(Protocol):
 
 @runtime_checkable
 class RepackedPath(Protocol):
-    """Attention path with its own copy of the weights, so that the model's modules may be dropped once the path is
-    created.
-    """
+    """Attention path with its own copy of the weights: once it exists, the model's modules may be dropped."""
 
     @property
     def weights_bytes(self) -> int:
-        """Size in bytes of the path's copy of the weights. With tied weights, the embedding and the lm_head both count
-        if the path stores both.
-        """
+        """Size in bytes of the path's copy of the weights. Tied embedding and lm_head count twice if stored twice."""
 
 
 @runtime_checkable
@@ -117,6 +111,6 @@ class PreparedPath(Protocol):
     def prepare(self, max_rows: int, context_limit: int) -> None:
         """Prepare the path for requests, for example by capturing CUDA graphs.
 
-        max_rows: maximum number of rows (sequences) of a forward. context_limit: maximum number of tokens of a row,
+        max_rows: maximum number of sequences of a forward. context_limit: maximum number of tokens of a sequence,
         cached and new.
         """

@@ -25,13 +25,12 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
 PADDED = 16
-"""Values and hidden states are padded in memory to a width that is a multiple of this number of elements. It is
-compiled into the kernels."""
+"""Multiple, in elements, to which values and hidden states are padded in memory. The kernels are compiled for it."""
 
 
 class FusedPath:
     """Attention path that runs Llama-like models in C++ on a CPU; `fused_weights.CLASSES` lists their classes.
-    Implements `ForwardPath`, `TreePath`, `FeaturePath` and `RepackedPath`.
+    Implements the interfaces `ForwardPath`, `TreePath`, `FeaturePath` and `RepackedPath`.
     """
 
     name = "fused"
@@ -102,7 +101,7 @@ class FusedPath:
     def _run(self, rows: Sequence[Row], read: Tensor | None = None) -> Tensor:
         """Return the logits [N, head_rows] float32 of the rows' last positions.
 
-        read: states that layer 0 of a paired model reads with the T new tokens, [T, H] float32; else None.
+        read: states that layer 0 of a paired model reads with the T new tokens, [T, d] float32; else None.
         """
         ids: list[int] = []
         numbers: list[int] = []  # five for each row

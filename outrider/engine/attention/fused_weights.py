@@ -81,7 +81,7 @@ class FusedShape:
     windows: tuple[int, ...]
     """For each layer, the maximum number of keys that a query attends to, its own included; 0 = no maximum."""
     is_int8: bool
-    """Whether the linear layers, including the lm_head, are `Int8Linear`."""
+    """Whether the weights of the linear layers, including the lm_head, are int8 (`Int8Linear`)."""
     head_rows: int
     """Number of rows of the lm_head, and so of logits at a position."""
     activation: Activation = Activation.SILU
@@ -194,7 +194,7 @@ def _has_plain_weights(model: PreTrainedModel) -> bool:
 
 
 def pack_weights(body: Any, lm_head: nn.Module, shape: FusedShape) -> tuple[NativeModel, Tensor | None]:
-    """Pack a model's weights. Return the packed model, and the embedding [V, H] in the model's dtype.
+    """Pack a model's weights. Return the packed model, and the embedding [V, d] in the model's dtype.
 
     The embedding is None if it is the same tensor as the lm_head, whose packed form then serves for both. body: the
     submodule that has embed_tokens, layers, norm and rotary_emb. Raises PathUnavailable if the weights cannot be

@@ -35,9 +35,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]:
 
 
 class ModuleTaps:
-    """Hooks on one model that record the hidden states at the chosen taps during each forward, and keep those of the
-    last one.
-    """
+    """Hooks on one model that record the hidden states at the chosen taps, and keep those of the last forward."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -46,8 +44,8 @@ class ModuleTaps:
         self._states: dict[int, Tensor] = {}  # by tap, [B, q, hidden]
 
     def set(self, taps: Sequence[int]) -> None:
-        """Set which hidden states later forwards record. `taps`: their indices, from 0 (the embeddings) to the number
-        of layers, or `NORMED` for the state after the final norm; empty = none.
+        """Set which hidden states later forwards record. `taps`: k = the input of decoder layer k, the number of layers
+        = the last layer's output, `NORMED` = that output after the final norm; empty = none.
         """
         for hook in self._hooks:
             hook.remove()
@@ -56,8 +54,8 @@ class ModuleTaps:
         self._states.clear()
 
     def pop(self) -> Tensor | None:
-        """Return the tapped hidden states of the last forward, [B, q, taps, hidden], and drop them; None if there are
-        no taps.
+        """Return the tapped hidden states of the last forward, [B, q, taps, d] for q new tokens per sequence, and drop
+        them; None if there are no taps.
         """
         if not self._taps:
             return None

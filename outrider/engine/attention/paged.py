@@ -26,8 +26,8 @@ from outrider.engine.step_plan import Row
 
 
 class PagedPath:
-    """Attention path that runs transformers' modules over packed rows: the new tokens of all rows are concatenated,
-    without padding. Implements `ForwardPath`, `TreePath` and `FeaturePath`.
+    """Attention path that runs transformers' modules over packed tokens: the new tokens of all sequences, concatenated
+    without padding. Implements the interfaces `ForwardPath`, `TreePath` and `FeaturePath`.
     """
 
     name = "paged"
@@ -99,13 +99,13 @@ class PagedPath:
         return logits
 
     def run(self, plan: PagedPlan) -> tuple[Tensor, Tensor | None]:
-        """Run a plan. Return the logits [N, V] float32 at the N positions in plan.logits_at, and the tapped hidden
-        states of all T tokens, [T, taps, H]. The second is None if there are no taps.
+        """Run the model over a plan. Return the logits [N, V] float32 of the N tokens in plan.logits_at, and the tapped
+        hidden states [T, taps, d] of all T new tokens of the plan's sequences; None in their place without taps.
         """
         logits: Tensor = self.outputs(plan).logits[0]  # [N, V], or [T, V] of a class that computes all
         if not self._takes_logits_to_keep:
             logits = logits.index_select(0, plan.logits_at)
-        features = self._taps.pop()  # [1, T, taps, H]
+        features = self._taps.pop()  # [1, T, taps, d]
         if features is not None:
             features = features[0]
         return logits[: plan.logits_at.shape[0]].float(), features
@@ -126,9 +126,7 @@ class PagedPath:
 
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Context manager within which the model's attention is computed by the attention function of this name. Outside of
-    it, as in the self-test, the same model uses transformers' own function.
-    """
+    """Context manager within which a model uses the attention function `name` in place of transformers' own."""
     previous = model.config._attn_implementation
     model.config._attn_implementation = name  # what set_attn_implementation sets, without its walk over all modules
     try:

@@ -24,14 +24,14 @@ from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.token_tree import visible_tokens
 
 TOGETHER_BYTES = 1 << 20
-"""Maximum size in bytes of the padded keys of rows (sequences) whose attention is computed in one call. Measured on a
-CPU: 32 rows of 16 to 64 tokens take 1.27 times as long as on `dense` with a call for each row, and as long as on
-`dense` with one call for all. Above 1 MiB nothing is gained, and allocating memory costs time."""
+"""Maximum size in bytes of the padded keys of sequences whose attention is computed in one call. Measured on a CPU: 32
+sequences of 16 to 64 tokens take 1.27 times as long as on `dense` with a call for each, and as long as on `dense` with
+one call for all. Above 1 MiB nothing is gained, and allocating memory costs time."""
 TOGETHER_BYTES_ON_DEVICE = 64 << 20
-"""The same limit as TOGETHER_BYTES, in bytes, on a GPU, where a call costs more and a copy less. Not measured."""
+"""The limit TOGETHER_BYTES for a GPU, where a call costs more and the copy to padded keys less. Not measured."""
 COLUMNS_ALIGNED = 16
-"""Number of columns to a multiple of which a mask is padded in memory. If a mask's rows are not a multiple of 8 long,
-torch copies the mask for each layer."""
+"""Multiple to which a mask's number of columns is padded in memory. If it is no multiple of 8, torch copies the mask
+for each layer."""
 TOGETHER_WIDTH = 16
 """Maximum number of new tokens of a sequence whose attention is computed in one call with other sequences. A sequence
 with more new tokens is in prefill and gets a call of its own."""
@@ -43,22 +43,23 @@ class _Group:
 
     rows: list[PackedRow]
     first_key: int | None
-    """Storage index of the first key, if the group is a single row whose blocks are consecutive: its keys are then read
-    in place. None otherwise."""
+    """Storage index of the first key, if the group is a single sequence whose blocks are consecutive: its keys are then
+    read in place. None otherwise."""
     gather: Tensor | None
-    """Storage indices of the keys, [B * L] int64, filled up with the trash block; None if `first_key` is set."""
+    """Storage indices of B sequences' keys, each padded to L keys with the trash block, [B * L] int64; None if
+    `first_key` is set."""
     kv_len: int
-    """L, the number of keys of the longest row."""
+    """L, the number of keys of the longest sequence."""
     packed: Tensor | None
-    """Indices of the rows' new tokens among the packed tokens of the forward, [B * q] int64; None if they are
-    consecutive."""
+    """Indices of the group's new tokens, q for each of B sequences, among all new tokens of the forward, [B * q] int64;
+    None if they are consecutive."""
     masks: dict[tuple[int | None, int | None, bool, int, torch.dtype], Tensor] = field(default_factory=dict)
-    """Attention masks [B, 1, G * q, number of keys] by (window, chunk, causal, G, dtype), where G is the number of
-    query heads that share a KV head. Layers with the same limits share a mask."""
+    """Attention masks [B, 1, G * q, number of keys] by (window, chunk, causal, G, dtype), where q is `width` and G the
+    number of query heads that share a KV head. Layers with the same limits share a mask."""
 
     @property
     def width(self) -> int:
-        """q, the number of new tokens of each row."""
+        """q, the number of new tokens of each sequence."""
         return self.rows[0].num_new
 
     @property
@@ -68,7 +69,7 @@ class _Group:
 
 
 class TorchAttention:
-    """Attention by torch's scaled_dot_product_attention, one call for each group of rows. Implements
+    """Attention by torch's scaled_dot_product_attention, one call for each group of sequences. Implements the interface
     `PagedAttention`.
     """
 

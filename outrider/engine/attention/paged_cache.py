@@ -45,15 +45,15 @@ class PagedLayer(BlockLayer):
         self._needs_gather = needs_gather
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values, [1, H, T, D] each. Return the keys and values that the model passes on to the
-        attention function.
+        """Write the keys and values of the forward's T new tokens, [1, H, T, D] each. Return the keys and values that
+        the model passes on to the attention function.
         """
         self.returned_keys, values = super().update(key_states, value_states)
         return self.returned_keys, values
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write the states [1, H, T, D] of the new tokens into a storage. Return these states or, if the layer was
-        created with `needs_gather`, the states of all tokens of all rows, cached and new, [1, H, S, D].
+        """Write the states [1, H, T, D] of the forward's T new tokens into a storage. Return these states or, if the
+        layer was created with `needs_gather`, those of all S tokens of the sequences, cached and new, [1, H, S, D].
         """
         flat = storage.flatten(0, 1)  # [tokens, H, D], a view
         flat.index_copy_(0, self.plan.write_to, states[0].transpose(0, 1))
@@ -66,9 +66,7 @@ class PagedLayer(BlockLayer):
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns of a mask and the index of the first. It has no effect, since the path makes no
-        masks.
-        """
+        """Return a mask's number of columns and first index, without effect: this path makes no masks."""
         return query_length, 0
 
 
@@ -82,7 +80,7 @@ class PagedCache(BlockCache):
         the trash block. block_size: number of tokens in a block.
         """
         self.needs_gather = getattr(config, "kv_lora_rank", None) is not None
-        """Whether layers return to the model the states of all tokens of the rows, cached and new. True for latent
+        """Whether layers return to the model the states of all tokens of the sequences, cached and new. True for latent
         attention (MLA), where the model computes keys from cached latents. False = layers return the states of the new
         tokens alone."""
         num_layers = config.num_hidden_layers
@@ -93,8 +91,8 @@ class PagedCache(BlockCache):
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
         """Return 0 for the whole model, whose positions are always given; for one layer a tensor [T] int64.
 
-        The tensor is the position of each of the T packed tokens minus its index among them. Llama 4's layers, whose
-        attention has a temperature by position, add it to the indices 0 to T - 1 and so get the positions.
+        The tensor is the position of each of the forward's T new tokens minus its index among them. Llama 4's layers,
+        whose attention has a temperature by position, add it to the indices 0 to T - 1 and so get the positions.
         """
         # two rows at positions 4, 5 and 9: columns 0, 1, 2, so [4, 4, 7]
         if layer_idx is None:
@@ -117,12 +115,13 @@ class PagedCache(BlockCache):
             _running.cache = None
 
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> Tensor:
-        """Compute the attention of layer `index` for query [1, Hq, T, D]. Return its output [1, T, Hq, Dv].
+        """Compute the attention of layer `index` for query [1, Hq, T, D]: Hq query heads, T new tokens. Return the
+        output [1, T, Hq, Dv], Dv being the width of a value.
 
-        key, value: what the model passes to its attention function. They are [1, Hkv, T, D] of the T new tokens. If the
-        attribute `needs_gather` of this cache is true, they are [1, Hkv, S, D] of all S cached and new tokens of all
-        rows. arguments: the keyword arguments that the model passes to that function. Raises NotImplementedError, at
-        the self-test, for a model that changes keys after `update`.
+        key, value: what the model passes to its attention function: [1, Hkv, T, D or Dv] of Hkv KV heads and the T new
+        tokens or, if the cache's `needs_gather` is true, [1, Hkv, S, D or Dv] of all S tokens, cached and new.
+        arguments: the keyword arguments of that function. Raises NotImplementedError, at the self-test, for a model
+        that changes keys after `update`.
         """
         layer = self.layers[index]
         options = self._options(index, query, arguments)
@@ -156,8 +155,8 @@ class PagedCache(BlockCache):
 def paged_attention_forward(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention for query [1, Hq, T, D]. Return the output [1, T, Hq, Dv], and None in place of attention
-    weights. Called by transformers.
+    """Compute attention for query [1, Hq, T, D]: Hq query heads and T tokens. Return the output [1, T, Hq, Dv], Dv
+    being the width of a value, and None in place of attention weights. Called by transformers.
 
     Raises NotImplementedError, at the self-test, for a model that passes a mask or a bias of its own.
     """

@@ -26,64 +26,64 @@ from outrider.engine.step_plan import Row, check_ids, has_trees
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """One row of a forward: its place among the packed tokens (the concatenated new tokens of all rows), and its
-    blocks.
+    """One sequence of a forward: which of the packed tokens (the concatenated new tokens of all sequences) are its own,
+    and its blocks.
     """
 
     start: int
-    """Index of the row's first new token among the T packed tokens."""
+    """Index of the sequence's first new token among the new tokens of all sequences."""
     num_new: int
-    """Number of the row's new tokens."""
+    """Number of the sequence's new tokens."""
     kv_len: int
-    """Number of the row's tokens, cached and new, which is the number of keys that its last token attends to."""
+    """Number of the sequence's tokens, cached and new, which is the number of keys that its last token attends to."""
     blocks: Sequence[int]
-    """Numbers of the row's blocks in order, enough for kv_len tokens. This is the block table's own list: read it
+    """Numbers of the sequence's blocks in order, enough for kv_len tokens. This is the block table's own list: read it
     during this forward only."""
     parents: Sequence[int] | None = None
-    """For each node of the row's token tree the index of its parent node; -1 = its parent is the token before the tree.
-    None for a chain."""
+    """For each node of the sequence's token tree the index of its parent node; -1 = its parent is the token before the
+    tree. None for a chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """Where one forward over B rows with T packed tokens writes its keys and values, and which blocks each row reads.
+    """Where a forward of B sequences writes keys and values of their T new tokens, and which blocks each reads.
 
     Tensors are on the model's device; `rows` is on the host.
     """
 
     input_ids: Tensor
-    """Token ids of the packed tokens, [1, T] int64."""
+    """Token ids of the T new tokens of all sequences, [1, T] int64."""
     position_ids: Tensor
-    """Positions of the packed tokens, [1, T] int64."""
+    """Positions of the T new tokens of all sequences, [1, T] int64."""
     cu_seq_q: Tensor
-    """Index of each row's first new token among the T packed tokens, followed by T, [B + 1] int32."""
+    """Index of each sequence's first new token among the T new tokens of all, followed by T, [B + 1] int32."""
     kv_lens: Tensor
-    """Number of tokens of each row, cached and new, [B] int32."""
+    """Number of tokens of each sequence, cached and new, [B] int32."""
     cu_seq_kv: Tensor
-    """Cumulative sums of kv_lens, beginning with 0, [B + 1] int32: the index at which each row's keys begin if the keys
-    of all rows are concatenated."""
+    """Cumulative sums of kv_lens, beginning with 0, [B + 1] int32: the index at which each sequence's keys begin if the
+    keys of all sequences are concatenated."""
     block_table: Tensor
-    """Block numbers of each row, [B, max_blocks] int32, filled up with the trash block."""
+    """Block numbers of each sequence, [B, max_blocks] int32, filled up with the trash block."""
     write_to: Tensor
-    """Storage index of each new token, block * block_size + offset, [T] int64."""
+    """Storage index of each of the T new tokens, block * block_size + offset, [T] int64."""
     logits_at: Tensor
-    """Indices, among the T packed tokens, of the N tokens whose logits are returned, in the order of the rows, [N]
-    int64."""
+    """Indices, among the T new tokens of all sequences, of the N tokens whose logits are returned, in the order of the
+    sequences, [N] int64."""
     gather: Tensor | None
-    """Storage indices of the keys of all rows, concatenated, [S] int64; None if `build` was called without
+    """Storage indices of the S keys of all sequences, concatenated, [S] int64; None if `build` was called without
     `needs_gather`."""
     max_q: int
-    """Largest number of new tokens of a row."""
+    """Largest number of new tokens of a sequence."""
     max_kv: int
-    """Largest number of tokens of a row, cached and new."""
+    """Largest number of tokens of a sequence, cached and new."""
     block_size: int
     """Number of tokens in a block."""
     rows: tuple[PackedRow, ...]
-    """The rows, in order, on the host."""
+    """The sequences of the forward, in order, on the host."""
 
     @property
     def num_tokens(self) -> int:
-        """T, the number of packed tokens."""
+        """T, the number of new tokens of all sequences together."""
         return self.input_ids.shape[1]
 
     @classmethod
@@ -91,7 +91,7 @@ class PagedPlan:
         cls, rows: Sequence[Row], device: torch.device, vocab_size: int, *, needs_gather: bool = False
     ) -> PagedPlan:
         """Return the plan of a forward over at least one row. Blocks for the new tokens must be reserved in the rows'
-        block tables. needs_gather: whether the plan has `gather`; False = it is None.
+        block tables. needs_gather: whether to set the plan's `gather`; False = it is None.
 
         Raises InvalidRequest for a token id that is not below `vocab_size`: on a GPU it would end the process.
         """
@@ -222,34 +222,32 @@ class AttentionOptions:
     """[Hq], for each query head an extra score in the softmax, without a value: it lowers the weights of all keys
     (gpt-oss). None = there are no such scores."""
     causal: bool = True
-    """Whether a query attends only to its own key and earlier ones. False = all new tokens of a row attend to each
-    other; a window then extends to both sides, and no row may be a tree."""
+    """Whether a query attends only to its own key and earlier ones. False = all new tokens of a sequence attend to each
+    other; a window then extends to both sides, and no sequence may have a tree."""
 
 
 class PagedAttention(Protocol):
-    """Backend that computes attention over the blocks: one object for a model, called for every layer of every
-    forward.
-    """
+    """Backend that computes attention over the blocks. One object serves every layer and forward of a model."""
 
     def begin(self, plan: PagedPlan) -> None:
-        """Prepare for a forward with this plan. Called once before the layers run; all layers of the forward then call
-        `attend` with the same plan.
-        """
+        """Prepare for a forward with this plan, before its layers call `attend` with the same plan."""
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
-        """Compute attention for query [T, Hq, D] over the storages of keys and values. Return the output [T, Hq, Dv].
+        """Compute attention for query [T, Hq, D], of T new tokens and Hq query heads, over the storages of keys and
+        values. Return the output [T, Hq, Dv].
 
         keys: [num_blocks + 1, block_size, Hkv, D]. values: [num_blocks + 1, block_size, Hkv, Dv]. Both already contain
-        the new tokens' keys and values. Query head h reads KV head h // (Hq / Hkv). Raises NotImplementedError, at the
-        self-test, for an option that the backend does not have.
+        the new tokens' keys and values, of Hkv KV heads. Query head h reads KV head h // (Hq / Hkv). Raises
+        NotImplementedError, at the self-test, for an option that the backend does not have.
         """
 
     def attend_gathered(
         self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions
     ) -> Tensor:
-        """Compute attention for query [T, Hq, D] over the concatenated keys of all rows. Return the output [T, Hq, Dv].
+        """Compute attention for query [T, Hq, D], of T new tokens and Hq query heads, over S concatenated keys. Return
+        the output [T, Hq, Dv].
 
-        keys: [S, Hkv, D], values: [S, Hkv, Dv]; `plan.cu_seq_kv` contains the index at which each row begins. This
-        serves latent attention (MLA), whose blocks contain latents: the model reads the latents and computes keys and
-        values from them.
+        keys: [S, Hkv, D], values: [S, Hkv, Dv], of all sequences and Hkv KV heads; `plan.cu_seq_kv` has the index at
+        which each sequence begins. This serves latent attention (MLA), whose blocks contain latents: the model reads
+        the latents and computes keys and values from them.
         """

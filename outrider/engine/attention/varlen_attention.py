@@ -29,8 +29,8 @@ MIN_TORCH = "2.13"
 
 
 class VarlenAttention:
-    """Attention by torch's flash attention kernel for rows of different lengths. Implements `PagedAttention`, with
-    blocks of BLOCK_SIZE tokens.
+    """Attention by torch's flash attention kernel for sequences of different lengths. Implements the interface
+    `PagedAttention`, with blocks of BLOCK_SIZE tokens.
     """
 
     def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
@@ -45,8 +45,8 @@ class VarlenAttention:
         assert plan.block_size % BLOCK_SIZE == 0, f"blocks of {plan.block_size} tokens"
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
-        """Compute attention for query [T, Hq, D] over keys and values, each [num_blocks + 1, block_size, Hkv, D].
-        Return the output [T, Hq, D].
+        """Compute attention for query [T, Hq, D], of T new tokens and Hq query heads, over keys and values, each
+        [num_blocks + 1, block_size, Hkv, D] of Hkv KV heads. Return the output [T, Hq, D].
         """
         if options.chunk is not None or options.softcap is not None or options.sinks is not None:
             raise NotImplementedError("flash attention of torch knows no chunks, soft caps or sinks")

@@ -28,7 +28,7 @@ when the time is over run without a graph."""
 
 class GraphedPath:
     """Attention path that wraps a paged path: it replays a CUDA graph for each step of a captured shape, and runs other
-    steps eagerly. Implements `ForwardPath`, `PreparedPath` and `FeaturePath`.
+    steps eagerly. Implements the interfaces `ForwardPath`, `PreparedPath` and `FeaturePath`.
     """
 
     name = "flash"
@@ -95,8 +95,8 @@ class GraphedPath:
 
     @torch.inference_mode()
     def prepare(self, max_rows: int, context_limit: int) -> None:
-        """Capture graphs for steps of up to `max_rows` rows, each of up to `context_limit` tokens. A forward must have
-        run before, which allocates the storage.
+        """Capture graphs for steps of up to `max_rows` sequences, each of up to `context_limit` tokens. A forward must
+        have run before, which allocates the storage.
         """
         table_width = -(-context_limit // self.block_size)  # blocks of the longest row
         self._graphs = StepGraphs(

@@ -23,9 +23,7 @@ Array = NDArray[Any]
 
 
 class Inputs:
-    """Named buffers on the device, which are views of one flat buffer, so that one copy from the host fills all of
-    them.
-    """
+    """Named buffers on the device: views of one flat buffer, so that one copy from the host fills all of them."""
 
     def __init__(self, shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]], device: torch.device) -> None:
         """shapes: (shape, dtype) of each buffer by name, the wide dtypes first, so that every view is aligned."""
@@ -60,11 +58,11 @@ class Inputs:
 
 
 class StaticPlan:
-    """A `PagedPlan` whose tensors never move: a captured graph reads them, and each replay fills them with other rows.
+    """Plan (`PagedPlan`) whose tensors never move: a graph reads them, and each replay fills them for other rows.
 
-    Every row has `width` tokens. A row with fewer new tokens feeds some of its cached tokens again. If there are fewer
-    than `num_rows` rows, the others are made up. The keys and values of repeated and made-up tokens are written to the
-    trash block, so that they change no sequence.
+    Every row (sequence) has `width` tokens. A row with fewer new tokens feeds some of its cached tokens again. Missing
+    rows are made up, so that there are always `num_rows`. The keys and values of repeated and made-up tokens are
+    written to the trash block, so that they change no sequence.
 
         num_rows 2, width 2, block_size 256, one row of 4 cached and 1 new token in block 7:
         positions [3, 4, 0, 1]   write_to [0, 7 * 256 + 4, 0, 1]   kv_lens [5, 2]
@@ -99,7 +97,7 @@ class StaticPlan:
         """The plan's buffers on the device, which `load` fills."""
         self.logits_at = self.inputs["logits_at"]
         """Indices of the tokens whose logits the rows request, [T] int64, where T = num_rows * width. Only the first
-        entries are valid; `load` returns their number."""
+        entries are valid, as many as `load` returned."""
         self.plan = PagedPlan(
             input_ids=self.inputs["ids"][None],
             position_ids=self.inputs["positions"][None],
@@ -115,16 +113,16 @@ class StaticPlan:
             block_size=block_size,
             rows=(),
         )
-        """Plan that the captured forward reads. The forward computes the logits of all T tokens; `logits_at` selects
-        among them afterwards."""
+        """Plan that the captured forward reads. The forward computes the logits of all tokens of the plan; `logits_at`
+        selects among them afterwards."""
         self.load([])  # until the first rows are loaded everything stays in the trash block
 
     def load(self, rows: Sequence[Row], made_up_id: int = 0) -> int:
         """Fill the plan with at most `num_rows` rows. Return the number of valid entries of `logits_at`.
 
         Blocks must be reserved in the rows' block tables. Each row must have at most `width` new tokens, and at least
-        `width` tokens, cached and new. The places of missing rows are filled with tokens of the id `made_up_id`. Raises
-        InvalidRequest for a token id outside the vocabulary.
+        `width` tokens, cached and new. Missing rows are made up of tokens of the id `made_up_id`. Raises InvalidRequest
+        for a token id outside the vocabulary.
         """
         flat, values = self.inputs.new_values()
         ids = values["ids"].reshape(-1, self.width)  # [num_rows, width]

@@ -57,9 +57,7 @@ class GraphMaker(Protocol):
 
 
 class CudaGraphMaker:
-    """Captures CUDA graphs that share one memory pool: their intermediate tensors use the same memory, which is as
-    large as the largest graph needs.
-    """
+    """Captures CUDA graphs that share one memory pool, which is as large as the largest graph needs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -142,12 +140,12 @@ class _CapturedStep:
     graph: Graph
     taps: Sequence[int]
     features: Tensor | None
-    """Tapped hidden states, [num_tokens, taps, H], to which each replay writes. It is memory of the graph, which this
+    """Tapped hidden states, [num_tokens, taps, d], to which each replay writes. It is memory of the graph, which this
     reference keeps allocated."""
 
 
 class StepGraphs:
-    """Captured graphs of `run`, a function from a plan to logits [N, V] float32 and features [T, taps, H] or None.
+    """Captured graphs of `run`, a function from a plan to logits [N, V] float32 and features [T, taps, d] or None.
 
     N is the length of the plan's `logits_at`, T the number of its tokens.
     """
@@ -229,7 +227,7 @@ class StepGraphs:
 
     def forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None] | None:
         """Replay a captured step over the rows. Return their requested logits [sum(num_logits), V] float32 in the order
-        of the rows, and the tapped hidden states [sum(num_new), taps, H] of their new tokens.
+        of the rows, and the tapped hidden states [sum(num_new), taps, d] of their new tokens.
 
         The hidden states are None if there are no taps. Returns None if no captured shape fits the rows.
         """
@@ -244,7 +242,7 @@ class StepGraphs:
         logits = self._logits.index_select(0, captured.static.logits_at[:num_logits])  # [N, V]
         if captured.features is None or not self.taps:
             return logits, None
-        features = captured.features.index_select(0, self._new_tokens(rows, shape))  # [sum(num_new), taps, H]
+        features = captured.features.index_select(0, self._new_tokens(rows, shape))  # [sum(num_new), taps, d]
         if self.taps != captured.taps:
             columns = np.array([captured.taps.index(tap) for tap in self.taps])
             features = features.index_select(1, to_device(columns, self._device))

@@ -74,8 +74,8 @@ def read_added_tokens(model: str, config: Mapping[str, Any], tokenizer: Tokenize
 
 
 def add_tokens(model: str, tokenizer: Tokenizer, listed: Mapping[int, AddedToken], config: Mapping[str, Any]) -> bool:
-    """Complete the tokenizer, in place: add the listed and special tokens that it does not have, and give the tokens
-    that it has the listed flags.
+    """Complete the tokenizer, in place: add the listed and special tokens that it does not have, and set the listed
+    flags on the tokens that it has.
 
     listed: added tokens by id. config: content of tokenizer_config.json. Returns whether anything changed. Raises
     ConfigError for a token that cannot get its listed id.

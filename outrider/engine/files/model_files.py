@@ -55,9 +55,7 @@ def _has_any(folder: Path, names: Iterable[str]) -> bool:
 
 
 def check_no_adapter(model: str) -> None:
-    """Raise ConfigError if a folder or hub id has an adapter, alone or in addition to weights: adapters are not
-    applied.
-    """
+    """Raise ConfigError if a folder or hub id has an adapter, alone or with weights: adapters are not applied."""
     adapter = read_model_json(model, ADAPTER)
     if adapter is None:
         return

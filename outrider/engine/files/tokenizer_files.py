@@ -42,8 +42,8 @@ from outrider.wire.peer_text import bound_text
 
 TEMPLATE = "chat_template.jinja"
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")
-"""Names of files of models that read images in which the chat template may be, if it is in none of the tokenizer's
-files."""
+"""Names of files in which a model that reads images may have its chat template, if none of the tokenizer's files has
+it."""
 SPECIAL_TOKENS = "special_tokens_map.json"
 SAMPLE = "hello"
 """Text that every correctly converted tokenizer can encode and decode."""
@@ -99,9 +99,7 @@ def find_tokenizer(model: str) -> FoundTokenizer | None:
 
 @contextlib.contextmanager
 def tokenizers_read_once() -> Iterator[None]:
-    """Context manager within which the tokenizer of each model is read once and kept: one of 262,144 tokens takes 2
-    s.
-    """
+    """Context manager within which each model's tokenizer is read once and kept: one of 262,144 tokens takes 2 s."""
     token = _cache.set({})
     try:
         yield

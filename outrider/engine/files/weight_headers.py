@@ -29,7 +29,7 @@ from outrider.wire.peer_text import bound_text
 T = TypeVar("T")
 
 AGAIN = "get the file again (where it is a pointer of Git LFS: git lfs pull)"
-"""Remedy with which errors about a damaged file end."""
+"""Remedy at the end of error messages about a damaged file: to get the file again."""
 COUNTS = ("layer", "layers", "expert", "experts", "head", "heads", "labels", "blocks", "stages", "attention_types")
 """Endings of names in config.json whose value is a number of modules to build."""
 GGUF_COUNTS = ("block_count", "expert_count", "head_count")
@@ -175,8 +175,8 @@ def bounded_build(shown: str, num_tensors: int) -> Iterator[None]:
 
 
 def check_sizes(model: str, network: nn.Module, headers: Mapping[str, TensorHeader], *, is_quantised: bool) -> None:
-    """Raise ConfigError if a tensor of the network has another shape than in the files, or if the network is far larger
-    than the files: larger than both MIN_PARAMETERS and PARAMETERS_PER_ELEMENT times their elements.
+    """Raise ConfigError if a tensor of the network has another shape than in the files, or if the network has more
+    parameters than both MIN_PARAMETERS and PARAMETERS_PER_ELEMENT times the number of elements in the files.
 
     network: on the meta device. headers: headers of the tensors in the files, by name. is_quantised: whether the files
     have quantised tensors. Shapes are then not compared, and a larger network is allowed.

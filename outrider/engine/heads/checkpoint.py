@@ -162,7 +162,7 @@ class TargetFiles:
             )
         text = self.config.get_text_config(decoder=True)
         self.num_layers: int = text.num_hidden_layers
-        """n, number of the target's decoder layers."""
+        """Number of the target's decoder layers."""
         self.width: int = text.hidden_size
         """dt, width of the target's hidden states."""
         self.vocab_size: int = text.vocab_size

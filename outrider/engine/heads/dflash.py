@@ -30,8 +30,8 @@ from outrider.engine.heads.projection import Projection, ProjectionSpec
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
-"""Kind of DSpark's sequential head. vanilla: the bias depends on the previous token alone; gated: the position's hidden
-state scales the embedding of the previous token; rnn: a recurrent state is carried along the block."""
+"""Kind of DSpark's sequential head, which biases a position's logits. vanilla: by the previous token alone; gated: by
+its embedding, scaled by the position's hidden state; rnn: by a recurrent state, carried along the block."""
 NAMES = ((r"encoder\.fc\.", "fc."), (r"encoder\.output_norm_enc\.", "hidden_norm."))
 RANK = ("markov_rank", "dspark_markov_rank")
 MAX_RANK = 1 << 16
@@ -63,7 +63,7 @@ class DFlashConfig(LlamaFacts):
     embedding_scale: float = 1.0
     """Factor by which the head multiplies the embeddings of a block's tokens."""
     markov_rank: int = 0
-    """r, rank of DSpark's sequential head; 0 = the head has none."""
+    """Rank of DSpark's sequential head, r in its shapes; 0 = the head has none."""
     markov_kind: MarkovKind = "vanilla"
 
 
@@ -162,12 +162,12 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + facts.width, 3 * rank)
 
     def begin(self) -> Tensor:
-        """Return the recurrent state [1, r] of the sequential head before the first position of a block: zeros."""
+        """Return the sequential head's state [1, r] (r: `markov_rank`) before a block's first position: zeros."""
         return torch.zeros_like(self.markov_w1.weight[:1])
 
     def step(self, token_ids: Tensor, hidden: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Advance the sequential head of N blocks by one position. Return the latents, from which the linear layer
-        `markov_w2` computes the biases of the logits, and the new recurrent states, each [N, r].
+        `markov_w2` computes the biases of the logits, and the new recurrent states, each [N, r] with r = `markov_rank`.
 
         `token_ids` [N] int64: for each block the token before the position. `hidden` [N, d]: the head's hidden states
         at the position. `states` [N, r]: the recurrent states before it.

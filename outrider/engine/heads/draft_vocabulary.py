@@ -52,9 +52,7 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
 
 
 def check_ids(files: Checkpoint, name: str, ids: Tensor, vocab_size: int) -> None:
-    """Raise `ConfigError` if token ids [Vd] repeat or are not in the target's vocabulary. `name`: the tensor that they
-    come from.
-    """
+    """Raise `ConfigError` if ids [Vd] of the tensor `name` repeat or are not in the target's vocabulary."""
     numbers, counts = ids.unique(return_counts=True)
     wrong = numbers[(numbers < 0) | (numbers >= vocab_size) | (counts > 1)].tolist()
     if wrong:

@@ -114,9 +114,7 @@ class Eagle3Head(LlamaHead, CarryHead):
         return hidden
 
     def joining_norms(self) -> tuple[nn.Module, nn.Module]:
-        """Return the two norms whose outputs the first layer's attention reads: the norm of embeddings and the norm of
-        features.
-        """
+        """Return the norms of embeddings and of features, whose outputs the first layer's attention reads."""
         first: Any = self.layers[0]
         if self.facts.has_swapped_norms:
             return first.hidden_norm, first.input_layernorm

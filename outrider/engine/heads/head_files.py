@@ -62,9 +62,7 @@ class HeadFiles:
 
 
 class HeadReader(Keys):
-    """Reader of the files of one head for one target. Its methods raise a `ConfigError` that names what does not
-    fit.
-    """
+    """Reader of the files of one head for one target. Its methods raise a `ConfigError` naming what does not fit."""
 
     def __init__(
         self,
@@ -234,9 +232,7 @@ class HeadReader(Keys):
             )
 
     def pop(self, name: str, *shape: int) -> Tensor:
-        """Remove the tensor `name` from `tensors` and return it. Raises `ConfigError` unless the tensor exists and has
-        the dimensions `shape`.
-        """
+        """Remove tensor `name` from `tensors` and return it. Raises `ConfigError` unless it exists in this shape."""
         self.check_shape(name, shape)
         return self.tensors.pop(name)
 
@@ -291,9 +287,7 @@ class HeadReader(Keys):
                 tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
 
     def check_tensors(self, facts: HeadFacts, network: type[HeadNetwork]) -> None:
-        """Raise `ConfigError` unless `tensors` has exactly the tensors, by name and shape, of a `network` with the
-        configuration `facts`.
-        """
+        """Raise `ConfigError` unless `tensors` are, by name and shape, exactly those of a `network` with `facts`."""
         try:
             with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
                 head = network(facts)
