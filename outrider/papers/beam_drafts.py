@@ -42,8 +42,8 @@ class BeamDrafts:
         return len(self._levels())
 
     def insert(self, delivery: Delivery) -> InsertedNodes:
-        """Insert a delivery below the beams that were live when each beam had `root_len` tokens. Return how many of the
-        delivery's tokens were late or dropped.
+        """Insert a delivery below the beams that were live when each beam had `delivery.root_len` tokens. Return how
+        many of the delivery's tokens were late or dropped.
         """
         tree = self._tree
         if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:
@@ -86,7 +86,7 @@ class BeamDrafts:
     def budget_items(self, acceptance: SlotAcceptance, max_drafts: int) -> list[BudgetItem]:
         """Return at most `max_drafts` draft tokens that the next step might feed, level by level.
 
-        `acceptance`: acceptance probabilities by rank in the slot.
+        `acceptance`: its rank 0 has the probability that the target accepts a level.
         """
         budget_items = list[BudgetItem]()
         prob = 1.0
@@ -97,7 +97,7 @@ class BeamDrafts:
         return budget_items[: max(0, max_drafts)]
 
     def chosen(self, num_drafts: int) -> tuple[list[int], int]:
-        """Return the nodes of the first `num_drafts` items of `budget_items`, and their number of levels.
+        """Return the nodes of the first `num_drafts` items of `budget_items`, and how many levels they fill.
 
         The last level is left out if it has fewer nodes than there are live beams.
 

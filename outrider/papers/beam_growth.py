@@ -23,8 +23,8 @@ from outrider.wire.requests.params import SamplingParams
 
 
 class BeamGrowth(BeamTree, Growth):
-    """Draft tree below the live beams of a beam search, in a draft worker. Advance messages bring the levels that the
-    target decided.
+    """Draft tree below the live beams of a beam search, in a draft worker. The gateway's Advance messages bring the
+    levels that the target decided.
     """
 
     def __init__(self, setup: GrowthSetup) -> None:
@@ -110,7 +110,7 @@ class BeamGrowth(BeamTree, Growth):
                 known.append((token_id, math.log(prob)))
 
     def finish_step(self) -> None:
-        """Add levels as long as the distributions after all nodes of the last level are known."""
+        """Add levels to the draft tree as long as the distributions after all nodes of its last level are known."""
         while not self._is_grown and all(node in self._known for node in self._frontier):
             if not self._add_level():
                 break

@@ -30,8 +30,8 @@ def open_cascade(
     """Create the look-ahead rows of a new slot, which `table` predicts. Return None for a beam search, in which nothing
     is sampled.
 
-    `acceptance`: probabilities that predictions are right, by (is greedy, is deterministic) of the request; shared by
-    all slots.
+    `acceptance`: measured probabilities that a prediction is right, shared by all slots, by (`greedy`,
+    `is_deterministic`) of the request's sampling parameters.
     """
     if job.params.beams is not None:
         return None
@@ -41,7 +41,7 @@ def open_cascade(
 
 class Cascade:
     """Look-ahead rows of one slot, for one step at a time: tokens that a table predicts, and that are fed with the
-    draft tree's nodes before it is known whether they become nodes. Implements `RowsAhead`.
+    draft tree's nodes before it is known whether they become nodes.
     """
 
     def __init__(self, table: SequenceDrafter, job: OpenJob, slot: BareSlot, acceptance: SlotAcceptance) -> None:

@@ -33,7 +33,7 @@ Above the maximum, the first token that has gone longest without a new n-gram is
 class Window:
     """Lookahead window and n-gram pool of one slot.
 
-    Neither stores positions in the sequence, so both stay useful if the target commits other tokens than the window's.
+    Neither stores positions in the sequence, so both stay useful whatever tokens the target commits.
     """
 
     def __init__(self, shape: LookaheadShape, token_ids: Sequence[int]) -> None:
@@ -42,14 +42,14 @@ class Window:
         """
         self._shape = shape
         self.ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens + 1)
-        """Tokens of the window, level by level, with W of them (the width of the window) per level. The first is
-        replaced by the last committed token when the window is fed."""
+        """Token ids of the window: one level of W ids (W: the window's width) after the other. The first id is replaced
+        by the last committed token when the window is fed."""
         self._pool = dict[int, list[list[int]]]()
         """Rests of the n-grams by their first token, the latest first."""
 
     def learn(self, new_ids: Sequence[int]) -> None:
-        """Add the n-grams that a step completed to the pool, and move the window on by one token. Column i of the
-        window holds token i of every level.
+        """Add the n-grams that a step completed to the pool, and move the window on by one token. Each W ids of the
+        window are a level, and column i has the i-th id of every level.
 
         `new_ids`: the target's likeliest token after each column, in order.
 
@@ -105,7 +105,7 @@ class LookaheadDrafter(TargetDrafter):
 
     def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
         """Return the n-grams of the pool that begin with the last committed token, as one tree that shares common
-        prefixes. With lenience, return only the latest n-gram, as a chain.
+        prefixes. With a lenience below 1, return only the latest n-gram, as a chain.
         """
         ngrams = self._window(slot.key).after(slot.committed[-1])
         if slot.params.lenience < 1.0:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 class PassDrafter(TargetDrafter):
     """Drafter in the target that proposes a chain by look-ahead embeddings (PaSS). Each step feeds the ids of these
-    embeddings after every token that it might accept. The logits after the ids propose draft tokens for the next step,
-    which follow the token that the target draws itself.
+    embeddings after every token that it might accept. From the logits after these ids come the draft tokens of the next
+    step, which follow the token that the target draws in this one.
     """
 
     has_extra_rows = True
@@ -52,7 +52,7 @@ class PassDrafter(TargetDrafter):
     @classmethod
     def of(cls, embeddings: str, runner: ModelRunner) -> PassDrafter:
         """Return a drafter for the look-ahead embeddings with which a model was loaded. Raises `ConfigError` if the
-        model runs no trees.
+        model cannot run token trees.
 
         `embeddings`: value of the setting `lookahead_embeddings`, for the error.
         """
@@ -91,8 +91,8 @@ class PassDrafter(TargetDrafter):
         return max(0, min(self._num_ids, slot.max_len - 2 - len(slot.committed) - depth))
 
     def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        """Return extra rows with a chain of look-ahead ids after the last committed token and after each draft token.
-        There are as many chains as fit in MAX_DRAFT_TOKENS ids. Return None if there are none.
+        """Return extra rows with a chain of look-ahead ids after the last committed token and after each draft token,
+        as long as the chains have at most MAX_DRAFT_TOKENS ids in all. Return None if there are none.
         """
         ids = list[int]()
         placed = list[int]()

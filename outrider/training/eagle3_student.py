@@ -37,7 +37,7 @@ ATTENTION = "outrider_unrolled"
 
 class Steps(Cache):
     """KV cache of a head in EAGLE-3's training-time test: for each layer the keys and values of all steps so far, [B,
-    KV, steps * N, hd] each. Step k runs the head for draft token k of every chain.
+    KV, steps * N, hd] each (KV key-value heads of hd values). Step k runs the head for draft token k of every chain.
     """
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class Steps(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [B, KV, N, hd] that a step computed in layer `layer_idx`. Return the layer's keys
-        and values of all steps so far, [B, KV, steps * N, hd] each.
+        """Append a step's keys and values in layer `layer_idx`, [B, KV, N, hd] (KV key-value heads of hd values).
+        Return the layer's keys and values of all steps so far, [B, KV, steps * N, hd] each.
         """
         keys = key_states
         values = value_states
@@ -89,8 +89,8 @@ def _attend(
 def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, *, repeats_heads: bool
 ) -> Tensor:
-    """Return the attention [B, H, N, hd] of query [B, H, N, hd] over key and value [B, KV, M, hd]. mask: [N, M] bool,
-    True = attends. scaling: factor on the scores.
+    """Return the attention [B, H, N, hd] of query [B, H, N, hd] over M keys and values [B, KV, M, hd] (KV key-value
+    heads of hd values). mask: [N, M] bool, True = attends. scaling: factor on the scores.
 
     repeats_heads: whether keys and values are copied for each query head. On a GPU they must be: with enable_gqa torch
     takes a mask only in its math backend, which allocates all scores, [B, H, N, M] float32.

@@ -22,8 +22,8 @@ class Optimizers:
     parameters.
 
     AdamW updates the embeddings, projections to the vocabulary, biases and norms. Parameters without requires_grad stay
-    as they are. Muon matters in short trainings: after 75 s on two cores the demo target reached a loss of 5.6 nats per
-    token with it, and of 7.0 with AdamW alone.
+    as they are. Muon matters in short trainings: the demo target reached 5.6 nats per token with it in 75 s, and 7.0
+    without.
     """
 
     def __init__(self, model: nn.Module, unscaled: Sequence[str] = ()) -> None:
@@ -77,8 +77,8 @@ class Optimizers:
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
-        """Restore what `state` returned earlier. If the caller also restores the weights of the same moment, the
-        training continues as if it had not been interrupted.
+        """Restore what `state` returned earlier. If the weights of the same moment are restored too, the training
+        continues as if it had not been interrupted.
         """
         for optimizer, optimizer_state in zip(self._optimizers, state, strict=True):
             optimizer.load_state_dict(optimizer_state)

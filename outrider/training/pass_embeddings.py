@@ -23,8 +23,8 @@ from outrider.training.teacher import Batch, TargetOutput, Teacher
 from outrider.wire.errors import ConfigError
 
 GROUPS = 64
-"""Maximum number of tokens of an output after which the embeddings are read in an update. These tokens are evenly
-spaced."""
+"""Maximum number of tokens of a text after which an update feeds the chain of look-ahead embeddings. These tokens are
+evenly spaced in the output."""
 
 
 class _Tree(NamedTuple):

@@ -60,7 +60,7 @@ class Student(Protocol):
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
         """Yield the student's logits for the draft tokens at depth 0, 1, ... `depth` - 1, where depth 0 is the first
-        draft token of a round. For depth d there is one row of logits per token of `batch.trained_mask(d)`.
+        draft token of a round. Each depth has one row per token after which a draft token at that depth is trained.
 
         The texts of the batch are the target's own outputs, so the student reads what it would read after the target
         accepted all earlier draft tokens. target_output: the target's output for this batch, whose hidden states heads
@@ -103,8 +103,8 @@ class Draft:
         self.module = network.to(device)
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Run one forward of the draft model over the batch. For each depth from 0 to `depth` - 1 yield its logits at
-        the tokens of `batch.trained_mask(depth)`. target_output: not used, since a draft model reads no hidden states.
+        """Run one forward of the draft model over the batch. Yield its logits for each depth from 0 to `depth` - 1:
+        those after the tokens at which a draft token of this depth is trained. target_output: not used.
         """
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]

@@ -100,8 +100,8 @@ def estimate_sizes(
 ) -> TrainingSizes:
     """Return the sizes from which the cost of a training is estimated.
 
-    target: files of the target. num_parameters: result of `check_folders`. num_answers: number of outputs that the
-    target will generate. prompts: token ids of the prompts to train on.
+    target: files of the target. num_parameters: number of parameters of each model, by its folder. num_answers: number
+    of outputs that the target will generate. prompts: token ids of the prompts to train on.
     """
     num_target = num_parameters[task.target]
     if task.start is not None:

@@ -46,11 +46,8 @@ class Batch:
         return cls(torch.from_numpy(ids).to(device), counts[:, 0], counts[:, 1])
 
     def trained_mask(self, depth: int) -> Tensor:
-        """Return a mask [B, T] bool of the tokens after which a draft token at `depth` is trained.
-
-        depth: position of the draft token in its round, from 0. The mask leaves out tokens whose round would begin
-        (`depth` tokens earlier) before the last token of the prompt, and tokens after which the text has no further
-        token.
+        """Return a mask [B, T] bool of the tokens after which a draft token at `depth` (position in its round, from 0)
+        is trained: in each text those with the indices `starts` - 1 + `depth` to `lengths` - 2.
         """
         # 2 prompt tokens, 5 in all: depth 0 [0 1 1 1 0], depth 1 [0 0 1 1 0]
         positions = torch.arange(self.ids.shape[1], device=self.ids.device)  # [T]
@@ -62,9 +59,9 @@ class TargetOutput:
     """The target's logits and hidden states along a batch."""
 
     logits: Tensor
-    """Logits after M tokens of the batch, [M, V] float32. These are the tokens of `Batch.trained_mask(0)`."""
+    """Logits after M tokens, [M, V] float32: in each text from the prompt's last token to the text's last but one."""
     places: Tensor
-    """Indices of these M tokens in the batch flattened to [B * T]. [M] int64, ascending."""
+    """For each row of `logits` the index of its token in the batch flattened to [B * T]. [M] int64, ascending."""
     hidden: Sequence[Tensor]
     """Hidden states [B, T, dt] of a target with n layers: entries 0 to n - 1 are the inputs of the layers, and the last
     entry is the state after the final norm. Empty if transformers returns no hidden states."""
@@ -108,7 +105,7 @@ class Teacher:
     @torch.no_grad()
     def see(self, batch: Batch) -> TargetOutput:
         """Run a forward of the target over the batch. Return its hidden states at all tokens, and its logits after the
-        tokens of `batch.trained_mask(0)` alone.
+        tokens from each prompt's last to the text's last but one.
         """
         mask = batch.trained_mask(0)  # [B, T] bool
         with mixed_precision(self.device), self._logits_at(mask):

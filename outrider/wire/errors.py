@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 import grpc
 
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task, a generator or a process on purpose. They are not reported as faults. All other
-exceptions are, even those that are not subclasses of Exception, such as a panic of compiled code."""
+"""Exceptions that end a task, a generator or a process on purpose. They are not reported as faults. All others are
+reported, even those that are not subclasses of Exception, such as a panic of compiled code."""
 
 
 class OutriderError(Exception):
@@ -51,8 +51,7 @@ class OutriderError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        """Name of the wrong request field or setting, as the caller spelt it; None = the error is not about one field.
-        """
+        """Name of the wrong request field or setting, as it was given; None = the error is not about one field."""
         self.retry_after_s = retry_after_s
         """Seconds after which a retry may succeed; None = unknown."""
 

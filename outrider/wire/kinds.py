@@ -92,5 +92,5 @@ TRUNCATE_REASONS = {
     pb.TRUNCATE_REASON_STOP: "stop",
     pb.TRUNCATE_REASON_WASTED: "wasted",
 }
-"""Maps the reason of a Truncate RPC (protobuf enum TruncateReason) to the value of the label `reason` in the metrics
-that count these RPCs. Used by gateway and workers."""
+"""Maps the reason of a Truncate message (protobuf enum TruncateReason) to the value of the label `reason` in the
+metrics that count these messages. Used by gateway and workers."""

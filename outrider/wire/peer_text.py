@@ -72,8 +72,8 @@ def describe_excess(info: Message) -> str | None:
 
 
 class Reasons:
-    """The different reasons for which a repeated action, such as connecting, has failed. The caller logs a failure only
-    if `note` says that its reason is new.
+    """The different reasons for which a repeated action, such as connecting, has failed. A failure should be logged
+    only if `note` says that its reason is new.
 
     At most MAX_REASONS different reasons are remembered, and further ones are not logged. So a peer that gives a new
     reason each time fills neither the log nor the memory.
@@ -84,8 +84,8 @@ class Reasons:
         self.num_failures = 0
 
     def note(self, reason: str) -> bool:
-        """Count a failure. Return whether its reason should be logged: it was not noted before, and fewer than
-        MAX_REASONS different reasons were.
+        """Count a failure. Return whether to log its reason: it is new, and fewer than MAX_REASONS different ones came
+        before.
         """
         self.num_failures += 1
         is_new = reason not in self._reasons and len(self._reasons) < MAX_REASONS

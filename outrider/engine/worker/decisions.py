@@ -15,17 +15,17 @@ from outrider.wire.requests.scheduling import Scheduling
 
 
 class Need(Enum):
-    """What a slot needs from the next forward."""
+    """Work that a slot needs from the worker's next forward."""
 
     STEP = auto()
-    """The slot's step: a verify, or the feeding of draft tokens, is ready to run."""
+    """A verify or decode of the slot or, in a draft worker, the feeding of its draft tokens."""
     PREFILL = auto()
-    """Feeding of the slot's prompt: no step was requested yet, or the requested step waits for a proposal."""
+    """A prefill of the slot's uncached tokens; nothing else is ready to run for the slot."""
     NOTHING = auto()
-    """Nothing: the slot is between two rounds, and its next request is expected soon."""
+    """Nothing in this forward; the slot's last message is less than `DORMANT_S` seconds old."""
     DORMANT = auto()
-    """Nothing, for a long time: no step was requested for `DORMANT_S` or longer. If memory runs out, the slot's memory
-    is taken first."""
+    """Nothing: no message has asked for work on the slot for `DORMANT_S` seconds or longer. If memory runs out, the
+    slot's memory is taken first."""
 
 
 class SlotState(NamedTuple):
@@ -36,27 +36,25 @@ class SlotState(NamedTuple):
     num_committed: int
     num_cached: int
     num_after: int
-    """Number of tokens in the slot's part of the KV cache after its next step; never more than the whole pool can
+    """Number of the slot's tokens in the KV cache after its next step; at most as many as the worker's whole cache can
     hold."""
     num_blocks: int
     """Number of blocks that the slot holds."""
     num_copied: int = 0
-    """Number of blocks that must be copied before the next token is written: 1 if its block is shared (copy-on-write),
-    else 0."""
+    """Number of blocks that must be copied before the slot's next token is written: 1 if the block for that token is
+    shared (copy-on-write), else 0."""
     num_source_blocks: int = 0
     """Number of blocks that the encoder's source takes, whether the slot holds them yet or not."""
     num_to_encode: int = 0
     """Number of source tokens that the encoder has not read yet; it reads all of them in one forward."""
     max_narrow_tokens: int = MAX_NARROW
-    """Maximum number of uncached tokens that can run in the slot's step itself, without a prefill before it."""
+    """Maximum number of uncached tokens with which the slot can verify or draft. With more, a prefill comes first."""
     scheduling: Scheduling = Scheduling()
-    """Caller and its weight, and the request's priority."""
+    """Caller of the slot's request, the caller's scheduling weight, and the request's priority."""
 
     @property
     def num_to_read(self) -> int:
-        """Number of tokens that the model has to read for the slot: its committed tokens, cached or not, and the source
-        tokens that are not encoded yet.
-        """
+        """Number of committed tokens, cached or not, plus the source tokens that the encoder has not read yet."""
         return self.num_committed + self.num_to_encode
 
     @property
@@ -73,9 +71,8 @@ class SlotState(NamedTuple):
 
     @property
     def num_to_feed(self) -> int:
-        """Number of tokens to prefill before the slot's step; 0 if the uncached ones fit in the step itself.
-
-        An encoder's source is fed first, in one piece; then the prompt, in chunks.
+        """Number of tokens to prefill before the slot can verify or draft: the encoder's whole source if it is not
+        encoded yet, otherwise all uncached tokens but the last. It is 0 if at most `max_narrow_tokens` are uncached.
         """
         if self.num_to_encode:
             return self.num_to_encode
@@ -87,8 +84,8 @@ class SlotState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Decision to preempt a slot, i.e. to free its cache blocks for others. The caller then has to plan again, because
-    the number of freed blocks is known only afterwards.
+    """Decision to preempt a slot, i.e. to free its cache blocks for other slots. After it is applied the scheduler
+    plans again, because only then is the number of free blocks known.
     """
 
     key: SlotKey
@@ -96,9 +93,9 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Decision to give cache blocks to a slot that holds none, because it is new or was preempted. The slot first takes
-    over the blocks of its tokens' longest prefix in the prefix cache. A `Run` or `PrefillSlot` of the same slot, or a
-    `SkipSlot`, follows.
+    """Decision to give cache blocks to a slot that holds none, because it is new or was preempted. The slot first
+    adopts its tokens' longest prefix in the prefix cache. A second decision of the same plan runs, prefills or skips
+    the slot.
     """
 
     key: SlotKey
@@ -106,14 +103,14 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Decision to run a slot's step in the next forward."""
+    """Decision to verify or decode a slot in the next forward or, in a draft worker, to feed its draft tokens."""
 
     key: SlotKey
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSlot:
-    """Decision to prefill at most `num_tokens` of a slot's prompt in the next forward."""
+    """Decision to prefill at most `num_tokens` of a slot's prompt or of its encoder's source in the next forward."""
 
     key: SlotKey
     num_tokens: int
@@ -125,7 +122,7 @@ class WaitReason(Enum):
     MEMORY = auto()
     """There are too few free blocks for the slot, or a slot before it in the queue waits for blocks."""
     BUDGET = auto()
-    """The prompts of slots before this one in the queue fill the step's token budget."""
+    """The prompts of slots earlier in the queue use up the number of prompt tokens that the step may have."""
 
 
 @dataclass(frozen=True, slots=True)

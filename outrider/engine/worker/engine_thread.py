@@ -28,10 +28,9 @@ MAX_CONSECUTIVE_FAULTS = 3
 """Number of failed steps and jobs in a row, without a successful step, after which the worker ends and Ray restarts
 it."""
 LOADING_GRACE_S = 5.0
-"""Seconds that a load has to raise its own, more precise error after `EngineThread.fail` was called during it."""
+"""Seconds that `EngineThread.start` gives a load to raise its own, more precise error after `fail` was called."""
 MEMORY_S = 300.0
-"""Seconds after which `StepTimes` begins a new period. The longest steps of the present period and of the one before it
-are remembered."""
+"""Seconds of a period; `StepTimes` remembers the longest step of the current period and of the one before."""
 
 
 class StepTimes:
@@ -74,7 +73,7 @@ class StepTimes:
 
     @property
     def longest_s(self) -> float:
-        """Duration of the longest step of the last `MEMORY_S` to 2 * `MEMORY_S` seconds; 0 before the first step."""
+        """Seconds of the longest step in the 5 to 10 minutes up to the latest step; 0 before the first step."""
         return max(self._longest_s, self._longest_before_s)
 
     @property
@@ -87,8 +86,8 @@ class StepTimes:
 
 
 class EngineWorker(Protocol):
-    """Object that an engine thread runs: in a draft worker what grows draft trees, in a target what verifies them. All
-    methods run on the engine thread.
+    """Object that does the work of an engine thread: in a draft worker it grows draft trees, in a target it verifies
+    them. All methods run on the engine thread.
     """
 
     def handle(self, job: Any) -> None:
@@ -109,7 +108,7 @@ class EngineWorker(Protocol):
 
 
 class EngineThread:
-    """Thread that runs an `EngineWorker`. `submit` queues jobs for it; the answers of a step leave it in one batch."""
+    """Thread that runs an `EngineWorker`. `submit` queues jobs for it. It sends all answers of a step together."""
 
     def __init__(self, make: Callable[[EngineThread], EngineWorker], post: Callable[[list[Callable[[], None]]], None]):
         """Create the thread without starting it.
@@ -132,10 +131,10 @@ class EngineThread:
         self.times = StepTimes()
 
     def start(self) -> None:
-        """Start the thread, and block until `make` has created the `EngineWorker` on it.
+        """Start the thread, and block until `make` has loaded the model and created the `EngineWorker` on it.
 
-        Raises the error of `make`, or the error passed to `fail` while the worker was loading. After `fail` the thread
-        may still be loading; it ends with the process.
+        Raises the error of the load, or the error passed to `fail` during it. After `fail` the thread may still be
+        loading; it ends with the process.
         """
         self._thread.start()
         self._ready.wait()
@@ -148,10 +147,8 @@ class EngineThread:
         self._inbox.put(job)
 
     async def call(self, job_of: Callable[[Callable[..., None]], Any], call: Callable[..., Result]) -> Result:
-        """Run `call` on the engine thread; return its result or raise its error.
-
-        `job_of`: function that wraps a function in a job of the worker. The worker handles such a job by calling the
-        function.
+        """Run `call` on the engine thread; return its result or raise its error. `job_of`: wraps a function in a job
+        that the worker handles by calling the function.
         """
         future = concurrent.futures.Future[Result]()
 

@@ -18,10 +18,10 @@ from outrider.engine.sampling.grammar_state import Grammar, Grammars
 from outrider.wire.requests.scheduling import Scheduling, VirtualTokens
 
 NICENESS = 10
-"""Number added to the niceness of the thread that compiles."""
+"""Number added to the niceness of the thread that compiles grammars, so that the engine's thread goes first."""
 STACK_BYTES = 16 << 20
-"""Stack size of the thread that compiles, in bytes. Compiling recurses. The size is four times the stack with which the
-gateway checks grammars."""
+"""Stack size, in bytes, of the thread that compiles grammars by recursion: four times the stack with which the gateway
+checks them."""
 
 
 @dataclass(eq=False)
@@ -45,11 +45,11 @@ class GrammarCompiler:
         """Compile time per caller, in seconds."""
 
     async def compile(self, grammars: Grammars, text: str, scheduling: Scheduling) -> Grammar | None:
-        """Wait until this grammar is next in the queue, compile its text, and return the compiled grammar. Return None
-        if the request is to be served as if it had no grammar. Raises InvalidRequest for a text that cannot be
-        followed.
+        """Compile a grammar's text when its turn in the queue comes, and return the grammar. Return None in a draft
+        worker whose tokenizer can follow no grammar: the request is then drafted as if it had none. Raises
+        InvalidRequest for a text that cannot be followed.
 
-        If the call is cancelled while it waits, nothing is compiled. scheduling: caller and weight of the request.
+        A call that is cancelled while it waits compiles nothing. scheduling: caller and weight of the request.
         """
         loop = asyncio.get_running_loop()
         job = _Compile(scheduling, loop.create_future())

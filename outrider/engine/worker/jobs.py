@@ -14,8 +14,8 @@ from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation
 
 MAX_NARROW = 16
-"""Maximum number of uncached tokens that are fed in the row of a decode or verify. If there are more, they are
-prefilled in chunks."""
+"""Maximum number of uncached tokens of a slot that are fed together with its decode or verify. If there are more, they
+are prefilled first, in chunks."""
 
 SlotKey = tuple[int, int]
 """(owner, slot id). The owner is the number of a gateway's Control stream."""
@@ -81,7 +81,7 @@ class OpenJob:
     num_prompt: int
     params: SamplingParams
     respond: Callable[[SlotOpened | JobError], None]
-    """Function that answers the message. In a draft worker it is also called with later errors of the slot."""
+    """Function that answers the OpenSlot message. A draft worker also calls it with later errors of the slot."""
     cache_salt: bytes = b""
     corpus_id: bytes = b""
     """Id of the corpus of ended outputs that the drafter `lookup` copies from; empty for none."""
@@ -90,7 +90,7 @@ class OpenJob:
     target_epoch: int = 0
     """Epoch of the target at `target_address`. Draft worker only."""
     drafter: Drafter | None = None
-    """Which of the target's own drafters the request names; None if it names none. Target only."""
+    """The target's own drafter that the request names, or `auto`; None if it names none. Target only."""
     num_prompt_logprobs: int | None = None
     """Number of likeliest ids whose log-probs are returned for each prompt token, besides the token's own; None for no
     log-probs of the prompt. Target only."""
@@ -102,7 +102,7 @@ class OpenJob:
     """Speculation settings of the request; by default nothing is drafted."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     grammar: Grammar | None = None
-    """Compiled form of the grammar in `params`. None if the request has no grammar, and in a draft worker that cannot
+    """Compiled grammar of the text in `params`. None if the request has no grammar, and in a draft worker that cannot
     follow it."""
     vocabulary: SlotVocabulary | None = None
     """Vocabulary of the token ids in the slot's messages; None if it is the vocabulary of the worker's own model."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class MissingTokens(OutriderError):
-    """Raised if a message continues a slot after more committed tokens (`base_len`) than this worker has for the slot.
-    The sender has to send the tokens from `committed_len` on.
+    """Raised if a message continues a slot after `base_len` committed tokens, but this worker has only `committed_len`
+    of them. The sender has to send the tokens again from index `committed_len` on.
     """
 
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
@@ -49,7 +49,7 @@ class BareSlot:
         self.committed = list(committed_ids)
         """Token ids of prompt and output. The worker never takes any back by itself."""
         self.scheduling = Scheduling()
-        """Caller and its weight, and the request's priority."""
+        """Caller of the slot's request, the caller's scheduling weight, and the request's priority."""
         self.last_request_s = 0.0
         """Monotonic time, in seconds, of the last message that requested work for the slot, or of the reply to it."""
 
@@ -60,8 +60,8 @@ class BareSlot:
 
     @property
     def max_cached_len(self) -> int:
-        """Maximum number of tokens in the cache at once. It may exceed `max_len`, since siblings in a draft tree are
-        cached, too.
+        """Maximum number of the slot's tokens in the cache at once. It may exceed `max_len`, since siblings in a draft
+        tree are cached, too.
         """
         return self.max_len
 
@@ -105,12 +105,12 @@ class BareSlot:
         return 0
 
     def free_cache(self) -> int:
-        """Discard all but `committed`; return the number of freed cache blocks."""
+        """Discard all of the slot's state but `committed`; return the number of freed cache blocks."""
         return 0
 
     def free_for_successor(self) -> int:
-        """Free the slot because another one with the same key replaces it; return the number of freed cache blocks.
-        Unlike at a close, the output has not ended.
+        """Free the slot because a new one with the same key replaces it; return the number of freed cache blocks. The
+        output has not ended, so a table drafter does not learn it yet.
         """
         return self.free_cache()
 
@@ -187,8 +187,8 @@ class OpenSlots(Generic[S]):
         encoder's input. `translation`: map between the token ids of messages and the model's; None if they are the
         same. `corpus_id`: id of the corpus of ended outputs that the drafter `lookup` copies from; empty for none.
 
-        Raises `InvalidRequest` if the slot could never fit, and `Overloaded` if all slots are in use. Both messages
-        give the numbers. After an error an open slot with the same key is as it was.
+        Raises `InvalidRequest` if the slot's tokens could never fit into the worker's context or cache, and
+        `Overloaded` if all slots are in use. After an error an open slot with the same key is as it was.
         """
         key = (owner, slot_id)
         self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
@@ -224,7 +224,7 @@ class OpenSlots(Generic[S]):
         return slot.free_cache()
 
     def close_owner(self, owner: int) -> int:
-        """Free all slots of a stream that ended; return the number of these slots."""
+        """Free all slots of a gateway's Control stream that ended; return the number of these slots."""
         keys = [key for key in self._slots if key[0] == owner]
         for key in keys:
             self.close(*key)

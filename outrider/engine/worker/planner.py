@@ -38,10 +38,10 @@ from outrider.wire.requests.scheduling import VirtualTokens
 
 GROWTH_TOKENS = 16
 """Number of tokens by which each running slot must still be able to grow when another slot is admitted: one block of
-the attention backends for CPUs."""
+the attention paths for CPUs."""
 WAITING_SERVED_RATIO = 0.3
-"""Number of waiting short prompts, divided by the number of running slots, from which on the running slots pause while
-these prompts are fed. Name and idea are from text-generation-inference."""
+"""Ratio of waiting short prompts to running slots from which on the running slots pause while these prompts are fed (as
+in text-generation-inference)."""
 SHORT_STEPS = 2
 """Maximum length of a short prompt, in multiples of max_prefill_tokens, the number of prompt tokens that one step may
 have. Running slots never pause for a longer prompt."""
@@ -63,8 +63,8 @@ class Scheduler:
 
         `states`: state of every open slot, the longest open first. `num_free`: number of free blocks.
 
-        If slots have to be preempted, all decisions are `Preempt`. The caller then has to apply them and plan again.
-        Otherwise none is `Preempt`, and `Run` decisions come first.
+        If slots have to be preempted, all decisions are `Preempt`; apply them and plan again. Otherwise none is
+        `Preempt`, and `Run` decisions come first.
 
         Example, with memory for all: slot A is ready to verify, slot B of another caller is new with a prompt of 1,000
         tokens, and `StepCost` allows 64 prompt tokens in A's step: Run(A), Admit(B), PrefillSlot(B, 64).
@@ -132,7 +132,7 @@ class _Plan:
         return num_tokens
 
     def num_expected(self) -> int:
-        """Return the number of tokens that the slots that are now between two steps will feed in their next one."""
+        """Return the number of tokens that the slots now between two steps will feed in their next step."""
         num_tokens = 0
         for state in self._demands:
             if state.want in (Need.NOTHING, Need.PREFILL) and state.num_blocks and not state.num_to_feed:

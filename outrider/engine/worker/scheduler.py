@@ -34,12 +34,12 @@ DORMANT_S = 1.0
 """Seconds without a message after which a slot is dormant. If memory runs out, the memory of dormant slots is taken
 first."""
 RETRY_S = DORMANT_S / 10
-"""Seconds after which a worker that got no message plans its next forward again, while a slot waits for memory. By then
-another slot may have been without a message for DORMANT_S, and its memory can be taken."""
+"""Seconds after which a worker without messages plans its next forward again while a slot waits for memory. By then
+another slot may be dormant, and its memory can be taken."""
 
 
 class StepRequest(NamedTuple):
-    """What a worker requests of the scheduler for one slot: that its step runs, or that its prompt is fed."""
+    """Work that a worker requests of the scheduler for one slot: a verify, feeding of draft tokens, or a prefill."""
 
     want: Need
     num_after: int
@@ -55,9 +55,7 @@ class Chunk:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that are fed: those of the source if an encoder reads it, else those of the chunk of the
-        prompt.
-        """
+        """Number of tokens that are fed: of the source if an encoder reads it, otherwise of the chunk of the prompt."""
         source = self.row.source
         if source is not None and not self.row.new_ids:
             return len(source.ids)
@@ -66,27 +64,26 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """Slots whose step runs in the next forward, and pieces of prompts that are fed in it."""
+    """Slots that verify, decode or feed draft tokens in the next forward, and pieces of prompts fed in it."""
 
     running: Sequence[SlotKey]
-    """Keys of the slots whose step runs."""
+    """Keys of the slots that verify, decode or feed draft tokens."""
     pieces: Sequence[Chunk]
-    """Chunks of prompts that are prefilled."""
+    """Chunks of prompts that are prefilled, and sources that are encoded."""
     num_admitted: int
     """Number of slots without cache blocks that were chosen to get some for this forward."""
 
     @property
     def has_work(self) -> bool:
-        """Whether the worker should call `schedule` again without waiting for a message: something runs in this
-        forward, or a slot was admitted. An admitted slot has nothing to run in this forward if the prefix cache held
-        its whole prompt; its step can run in the next one.
+        """Whether the worker should call `schedule` again at once: something runs in this forward, or a slot was
+        admitted. (An admitted slot whose whole prompt the prefix cache held runs only in the next forward.)
         """
         return bool(self.running or self.pieces or self.num_admitted)
 
 
 class StepScheduler:
-    """Scheduler of both workers: it calls `Scheduler.plan` and applies its decisions. The worker runs the forward, and
-    calls `note_step` after it.
+    """Scheduler of a draft worker or target: it calls `Scheduler.plan` and applies its decisions. The worker runs the
+    forward, and calls `note_step` after it.
     """
 
     def __init__(self, table: OpenSlots[Slot], pool: KVPool, metrics: WorkerMetrics, max_prefill_tokens: int) -> None:
@@ -107,7 +104,7 @@ class StepScheduler:
     def schedule(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> ScheduledStep:
         """Decide what runs in the next forward, and allocate and free cache blocks for it.
 
-        `step_requests`: requests by slot. A slot without one needs no step; its prompt is fed anyway if `feed_all` is
+        `step_requests`: requested work by slot. A slot without an entry is only prefilled, and only if `feed_all` is
         True and the slot is not dormant. `now`: monotonic time, in seconds.
         """
         preempted: set[SlotKey] = set()
@@ -132,7 +129,7 @@ class StepScheduler:
     def note_step(self, scheduled: ScheduledStep, num_run_tokens: int, seconds: float) -> None:
         """Record that the forward of `scheduled` has run and took `seconds` in all.
 
-        `num_run_tokens`: number of tokens that the steps of running slots fed in it; prompt tokens are not counted.
+        `num_run_tokens`: number of tokens that it fed for the slots in `scheduled.running`, without prompt tokens.
         """
         for piece in scheduled.pieces:
             piece.slot.fed_committed(piece.row.new_ids)

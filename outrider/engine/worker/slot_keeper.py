@@ -117,11 +117,10 @@ class SlotKeeper(Generic[S]):
         return None
 
     def truncate(self, job: TruncateJob, *, keeps: bool = False) -> None:
-        """Truncate a slot's cache. Calling it twice is harmless. An unknown slot is ignored, since it may have been
-        closed first.
+        """Truncate a slot's cache. An unknown slot is ignored, since a close may have arrived before this job.
 
-        `keeps`: whether to leave the cache as it is. A target slot with a lease, and a draft slot whose tree grows,
-        truncate themselves by their committed tokens, perhaps before this message.
+        `keeps`: whether to leave the cache as it is. Pass True for a target slot with a lease and for a draft slot
+        whose tree grows: their steps truncate the cache to the committed tokens themselves.
         """
         self._metrics.truncates.labels(reason=job.reason).inc()
         slot = self.table.get(job.owner, job.slot_id)
@@ -151,7 +150,7 @@ class SlotKeeper(Generic[S]):
         return state
 
     def vocab_size_of(self, slot: BareSlot) -> int:
-        """Return the number of ids of the vocabulary of the slot's messages."""
+        """Return the size of the vocabulary to which the token ids in the slot's messages belong."""
         return self._sizes[slot.key]
 
     def refresh_gauges(self) -> None:

@@ -29,8 +29,8 @@ class SlotSpans:
         self._traced: dict[SlotKey, TraceParent] = {}
 
     def begin_item(self, owner: int, item: Any) -> Callable[[Any], None] | None:
-        """Record an item that arrived on a Control stream. If the item is a verify with tickets for a traced slot,
-        return the function to call with each reply to the item; else None.
+        """Record an item, i.e. one message of a Control stream. If it is a verify with tickets for a traced slot,
+        return a function to be called with each reply, which adds the spans; else None.
 
         `owner`: number of the stream.
         """
@@ -46,7 +46,7 @@ class SlotSpans:
         return None
 
     def close_stream(self, owner: int) -> None:
-        """Remove the slots of a stream that ended."""
+        """Remove the slots of the Control stream with the number `owner`, which ended."""
         for key in list(self._traced):
             if key[0] == owner:
                 del self._traced[key]

@@ -26,7 +26,7 @@ __all__ = ["BareSlot", "MissingTokens", "OpenSlots", "PromptScores", "Slot", "Sl
 
 
 def needs_prefill(slot: Slot) -> bool:
-    """Return whether the slot needs a prefill before its step: its source is not encoded, or more than
+    """Return whether the slot needs a prefill before it can verify or draft: its source is not encoded, or more than
     `max_narrow_tokens` of its tokens are not cached.
     """
     return slot.num_to_encode > 0 or slot.num_feedable - len(slot.cached) > slot.max_narrow_tokens
@@ -41,7 +41,7 @@ class PromptScores:
     num_tokens: int
     num_best: int
     found: list[Any] = field(default_factory=list)
-    """Log-probs that have been computed so far, in the order of the tokens, from the prompt's second token on."""
+    """Log-probs computed so far, in the order of the tokens, from the prompt's second token on."""
 
 
 class Slot(BareSlot):
@@ -79,8 +79,8 @@ class Slot(BareSlot):
 
     @property
     def ids(self) -> list[int]:
-        """Token ids of the committed text that the model is fed: `committed` itself or, if the text is retokenized for
-        a draft, the draft's own ids.
+        """Token ids of the committed text that the model is fed: `committed` itself or, in a draft worker that
+        retokenizes, the text in the draft model's own tokens.
         """
         return self.committed
 
@@ -123,8 +123,8 @@ class Slot(BareSlot):
 
     @property
     def max_narrow_tokens(self) -> int:
-        """Maximum number of uncached tokens that can run in a step without a prefill. It is 1 while log-probs of prompt
-        tokens are still to be computed.
+        """Maximum number of uncached tokens with which the slot can verify or draft without a prefill before. It is 1
+        while log-probs of prompt tokens are missing, since only a prefill computes them.
         """
         if self.num_unscored:
             return 1
@@ -132,8 +132,8 @@ class Slot(BareSlot):
 
     @property
     def num_feedable(self) -> int:
-        """Number of tokens that the cache will have once all committed tokens that can be fed now are fed. A head can
-        feed only tokens of which it has features.
+        """Number of tokens in the cache after every committed token that can be fed now is fed. A head can feed only
+        tokens whose features have arrived.
         """
         return len(self.ids) - self.first
 
@@ -145,15 +145,15 @@ class Slot(BareSlot):
         return self.ids[start : start + max_tokens]
 
     def features_of(self, num_tokens: int) -> Any:
-        """Return the features that a head takes with the next `num_tokens` uncached tokens, [num_tokens, width]; None
-        for a model that takes only token ids.
+        """Return the features that a head takes with the next `num_tokens` uncached tokens, [num_tokens, d]; None for a
+        model that takes only token ids.
         """
         return None
 
     @property
     def num_copied(self) -> int:
-        """Number of blocks that must be copied before the next token is written: 1 if its block is shared
-        (copy-on-write), else 0.
+        """Number of blocks that must be copied before the slot's next token is written: 1 if the block for that token
+        is shared (copy-on-write), else 0.
         """
         index, within = divmod(len(self.cached), self._pool.block_size)
         return int(within > 0 and self._pool.num_references(self.table.blocks[index]) > 1)
@@ -196,13 +196,13 @@ class Slot(BareSlot):
         self.cached.extend(ids)
 
     def compacted(self, num_cached: int, ids: Sequence[int]) -> None:
-        """Record that of the tokens after the first `num_cached` cached ones only `ids` remain, in this order."""
+        """Record that after the first `num_cached` cached tokens only `ids` remain, in this order."""
         assert num_cached >= self._num_agreed, f"{self._num_agreed} entries are known to be committed"
         self.cached[num_cached:] = ids
 
     def rebased(self, start: int, ids: Sequence[int]) -> None:
-        """Record that after the first `start` cached tokens only `ids` remain: first committed tokens, then draft
-        tokens that are still in the tree.
+        """Record that after the first `start` cached tokens the cache holds only `ids`: committed tokens, then draft
+        tokens that are still in the draft tree.
         """
         self.cached[start:] = ids
         self._num_agreed = self._agreeing(min(len(self.cached), len(self.ids) - self.first))
@@ -275,7 +275,7 @@ class Slot(BareSlot):
 
 
 class SlotTable(OpenSlots[Slot]):
-    """Table of open slots that share a pool of cache blocks."""
+    """Table of a worker's open slots, which share the blocks of one KV cache."""
 
     def __init__(
         self,

@@ -56,9 +56,9 @@ class StepCost:
             self._token_s = _mean(self._token_s, max(added_s, min_s))
 
     def needs_probe(self, num_decode_tokens: int) -> bool:
-        """Return whether the next step should run without prompt tokens, so that the duration of a decode step with
-        about this many tokens is measured: it is unknown, or was measured too long ago. Return False as long as no step
-        with prompt tokens was measured.
+        """Return whether the next step should run without prompt tokens, to measure a decode step with about this many
+        tokens. That is so if none was measured yet, or not during the last `PROBE_STEPS` such steps with prompt tokens.
+        It is never so before a step with prompt tokens was measured.
         """
         if self._alone_token_s is None and self._token_s is None:
             return False  # no prompt token has been measured yet: a probe would not give a budget
@@ -67,8 +67,8 @@ class StepCost:
 
     def prefill_tokens(self, num_decode_tokens: int, max_tokens: int) -> int:
         """Return the number of prompt tokens that a step with `num_decode_tokens` decode tokens may have, at most
-        `max_tokens`. They prolong the step to at most `SLOWDOWN` times its duration, except that `MIN_PREFILL_TOKENS`
-        are always allowed.
+        `max_tokens`. They prolong the step to at most `SLOWDOWN` times its duration without them, except that
+        `MIN_PREFILL_TOKENS` are always allowed.
 
         Returns `max_tokens` if there are no decode tokens, or if nothing was measured yet.
         """

@@ -163,7 +163,7 @@ class WorkerHandle:
         return self._server.address
 
     def info(self) -> pb.WorkerInfo:
-        """Return the worker's description, the same as GetInfo returns."""
+        """Return the worker's description, which the RPC GetInfo returns, too."""
         return self._loaded.info()
 
     def wait_failed(self, timeout_s: float | None = None) -> None:

@@ -68,7 +68,7 @@ def error_to_proto(error: JobError) -> pb.WorkerError:
 
 
 def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respond: Callable[[Any], None]) -> OpenJob:
-    """Return the job of an OpenSlot message, after checking the message. Raises `InvalidRequest`.
+    """Return the job of an OpenSlot message. Raises `InvalidRequest` if a field of the message is wrong.
 
     `owner`: number of the gateway's stream. `vocabulary`: vocabulary of the message's token ids. `respond`: called with
     the result.
@@ -106,7 +106,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
 
 
 class WorkerFacts:
-    """Base class of the servicers of both workers, with the RPCs that describe a worker."""
+    """Base class of the servicers of draft worker and target, with the RPCs that describe a worker."""
 
     def __init__(self, service: WorkerService) -> None:
         self._service = service
@@ -121,7 +121,7 @@ class WorkerFacts:
 
 
 class WorkerService:
-    """Serves the Control streams of one worker."""
+    """Service that serves the Control streams of one worker."""
 
     def __init__(
         self,
@@ -167,11 +167,11 @@ class WorkerService:
         take: Callable[[int, Any, Respond], None],
         to_proto: Callable[[Any], dict[str, Any]],
     ) -> None:
-        """Serve one Control stream until it ends. An item may be answered more than once.
+        """Serve one Control stream until it ends. An item (message of the stream) may be answered more than once.
 
-        `take(owner, item, respond)` handles the items that only draft workers have, or only targets. `to_proto(result)`
-        returns the field and the message of a reply to such an item. `batch_type`, `reply_type`: protobuf classes of
-        the replies.
+        `take(owner, item, respond)` handles the items that only a draft worker has, or only a target.
+        `to_proto(result)` returns the reply to such an item, by the name of its field. `batch_type`, `reply_type`:
+        protobuf classes of the replies.
         """
 
         def dispatch(owner: int, item: Any, put: Callable[[Any], None]) -> None:

@@ -87,7 +87,7 @@ class RequestOutcome:
     retry_after: str | None
     """Header Retry-After of the reply; None = it has none."""
     fault: str | None = None
-    """What went wrong; None = the output is complete, or the request was refused (429)."""
+    """Description of what went wrong; None = the output is complete, or the request was refused (429)."""
     usage: Mapping[str, Any] | None = None
     """Field `usage` of the last message of the stream; None = there was none."""
 

@@ -44,8 +44,8 @@ SEED = 20230101
 """
 
 Event = dict[str, Any]
-"""What this child process reports to its parent: a JSON object that is written to stdout as one line. The key "event"
-has its kind: "progress", "measured" or "failed"."""
+"""Event that this child process reports to its parent: a JSON object that is written to stdout as one line. The key
+"event" has its kind: "progress", "measured" or "failed"."""
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,11 @@ class _Sequence:
     def __init__(self, runner: ModelRunner, prompt: Sequence[int]) -> None:
         start = runner.facts.decoder_start_ids
         self.ids = list(start or prompt)
-        """Token ids that the decoder is fed."""
+        """Token ids that the decoder is fed: the prompt (with an encoder, the start ids instead), then the output."""
         self.num_cached = 0
         self.num_before = len(prompt) - len(self.ids)
-        """Number of prompt tokens that are not fed to the decoder, since an encoder reads them."""
+        """Number of prompt tokens minus that of the decoder's start ids if an encoder reads the prompt, otherwise 0.
+        Added to an index in `ids`, it gives the index in prompt and output."""
         self._table = runner.pool.new_table()
         self._source: EncoderSource | None = None
         if start:

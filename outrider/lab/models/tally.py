@@ -68,8 +68,8 @@ def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
 
 
 def half_width(moves: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of a mean over the tokens of several prompts. moves: result
-    of the function `moves` for at least two prompts.
+    """Return half the width of the 95 % confidence interval of a mean over the tokens of several prompts. moves:
+    influence of each prompt on the mean (see the function `moves`), for at least two prompts.
 
     The variance is the linearised variance of a ratio of sums, or of a difference of such ratios (Cochran, "Sampling
     techniques", section 6.4).

@@ -42,9 +42,9 @@ class Recommendation:
     """The setting of speculation that is recommended, and the fastest setting that was measured."""
 
     name: str
-    """Name of the recommended setting."""
+    """Name of the recommended setting of speculation."""
     fastest: str
-    """Name of the fastest setting. It may be the recommended one."""
+    """Name of the fastest setting of speculation. It may be the recommended one."""
     speedup: Ratio
     """Speed of the recommended setting relative to plain decoding."""
     fastest_speedup: Ratio
@@ -52,8 +52,8 @@ class Recommendation:
 
 
 def choose(speeds: Speeds) -> Recommendation:
-    """Recommend the fastest setting of speculation, or a simpler setting that is as fast within noise (see TIE). The
-    settings must include PLAIN.
+    """Recommend the fastest setting of speculation, or a simpler setting that is as fast within noise (see TIE). One of
+    the settings must be plain decoding (PLAIN).
     """
     fastest = _fastest(speeds, speeds)
     name = _simplest_tie(speeds, fastest)
@@ -62,7 +62,7 @@ def choose(speeds: Speeds) -> Recommendation:
 
 
 def fastest_drafted(speeds: Speeds) -> str:
-    """Return the name of the fastest setting other than PLAIN."""
+    """Return the name of the fastest setting other than plain decoding."""
     return _fastest(speeds, filter(PLAIN.__ne__, speeds))
 
 

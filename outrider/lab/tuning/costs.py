@@ -48,9 +48,7 @@ class Costs:
 
     @property
     def draft_token_s(self) -> float:
-        """Seconds for which the target waits per draft token: those of a round divided by K, for the largest K that was
-        measured.
-        """
+        """Seconds for which the target waits per draft token, in rounds with the largest K that was measured."""
         k = max(self.by_k)
         return self.by_k[k].wait_s / k
 

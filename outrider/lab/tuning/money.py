@@ -51,8 +51,8 @@ class Price:
         return cls(**prices)
 
     def of(self, deployment: str) -> float:
-        """Return the price per hour of a deployment: of both devices for SPLIT, and of the target's device
-        for all others.
+        """Return the price per hour of a deployment: of both devices if the draft has its own (SPLIT), otherwise of the
+        target's device.
         """
         if deployment == SPLIT:
             return self.target + self.draft
@@ -82,7 +82,7 @@ class LoadPrices:
         return gain.times(self.price.target / self.price.of(deployment))
 
     def tokens_per_money(self, deployment: str) -> float | None:
-        """Return the number of tokens that a deployment, or PLAIN, makes per unit of currency; None =
+        """Return the number of tokens that a deployment, or plain decoding (PLAIN), makes per unit of currency; None =
         requests failed.
         """
         plain_tokens = HOUR_S * self.plain_tokens_per_s / self.price.target
@@ -95,7 +95,7 @@ class LoadPrices:
 
     @property
     def gains_for_money(self) -> dict[str, Gain]:
-        """The result of `for_money` for each deployment, by name. Deployments whose requests failed are left out."""
+        """Tokens per unit of money relative to plain decoding, by deployment; without those whose requests failed."""
         gains = dict[str, Gain]()
         for name in self.gains:
             gain = self.for_money(name)
@@ -126,9 +126,10 @@ class LoadPrices:
 
     @property
     def fair_draft_price(self) -> float | None:
-        """Price per hour of the draft's device at which SPLIT makes as many tokens for the money as plain decoding.
+        """Price per hour of the draft's device at which the pair on two devices makes as many tokens for the money as
+        plain decoding.
 
-        0 = SPLIT is slower than plain decoding, so that no price is low enough. None = the difference is within the
+        0 = the pair is slower than plain decoding, so that no price is low enough. None = the difference is within the
         noise, or requests failed.
         """
         gain = self.gains[SPLIT]

@@ -34,7 +34,7 @@ class TimedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One output for each prompt, all under one setting."""
+    """One output for each prompt, all under one setting of speculation."""
 
     answers: tuple[TimedOutput, ...]
     """Outputs in the order of the prompts."""
@@ -54,7 +54,7 @@ class Pass:
 
 
 def speeds_of(passes: Sequence[Pass]) -> list[float]:
-    """Return the output tokens per second of each pass, in the order of `passes`."""
+    """Return the output tokens per second of each pass (one output for every prompt), in the order of `passes`."""
     return [one.tokens_per_s for one in passes]
 
 

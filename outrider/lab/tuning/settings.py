@@ -17,7 +17,7 @@ _MAX_DRAFT_TOKENS: int = GatewayConfig.model_fields["max_draft_tokens"].default
 
 
 def chain_name(k: int) -> str:
-    """Return the name of the setting in which the draft model proposes chains of `k` tokens; PLAIN for k = 0."""
+    """Return the name of the setting in which the draft model proposes chains of `k` tokens (0: plain decoding)."""
     if not k:
         return PLAIN
     return f"K = {k}"
@@ -47,7 +47,7 @@ def compared_drafters(k: int, max_k: int, temperature: float, offered: Iterable[
     """Return the speculation options of all settings to compare, by name. The simplest comes first: plain decoding,
     drafters that need no draft worker, `auto`, the draft model, and drafters that combine the model with others.
 
-    k: the draft model's best K. max_k: largest K. offered: drafters that the gateway reports as available.
+    k: the draft model's best K. max_k: largest allowed K. offered: drafters that the gateway reports as available.
     """
     alone = list[Drafter]()
     with_draft = list[Drafter]()

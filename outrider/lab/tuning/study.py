@@ -47,7 +47,7 @@ class Study:
     """speeds[name][i]: tokens per second in repeat i, for each compared setting by name. The simplest setting comes
     first."""
     options: Mapping[str, Speculation]
-    """Speculation options by the same names as in `speeds`."""
+    """Speculation options of each compared setting, by name."""
     refused: Mapping[str, str]
     """For each setting that the gateway refused, by name, the message of its error."""
     choice: Recommendation
@@ -57,7 +57,7 @@ async def study_pair(
     client: AsyncClient, load: Workload, offered: Sequence[Drafter], max_k: int, repeats: int, show_message: ShowMessage
 ) -> Study:
     """Measure the draft model at every K from 0 to `max_k`, then every available drafter at the best K, and recommend
-    one.
+    one of these settings.
 
     load: prompts and parameters of the requests. offered: drafters that the gateway reports as available. repeats:
     number of outputs per prompt and setting. show_message: called with lines of text on the progress. Raises
@@ -152,8 +152,8 @@ def acceptance_probability(passes: Sequence[Pass]) -> float:
 
 
 def points_of(passes_by_k: Mapping[int, Sequence[Pass]], alpha: float, c: float) -> list[Point]:
-    """Return the results at each K. passes_by_k: the passes measured at each K, including K = 0. alpha: the pair's
-    acceptance probability (see `acceptance_probability`). c: the pair's relative cost of a draft token (see `Costs.c`).
+    """Return the results at each K. passes_by_k: for each K, 0 included, the passes (one output per prompt each).
+    alpha: the pair's acceptance probability. c: time of a draft token divided by that of a target step.
     """
     plain_speeds = speeds_of(passes_by_k[0])
     points = list[Point]()

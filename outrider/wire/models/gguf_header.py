@@ -26,9 +26,9 @@ bits."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Maps the number of a scalar type in a GGUF file to its format character in Python's `struct`."""
 TEXT = 8
-"""Number that stands for the type string in a GGUF file."""
+"""Number of the value type "string" in a GGUF file."""
 ARRAY = 9
-"""Number that stands for the type array in a GGUF file."""
+"""Number of the value type "array" in a GGUF file."""
 MAX_HEADER_BYTES = 64 << 20
 """Maximum bytes of the header of a GGUF file. A vocabulary of 262,144 tokens with its merges takes 17 MiB of it."""
 MAX_ELEMENTS = 1 << 21
@@ -38,12 +38,12 @@ MAX_DIMENSIONS = 4
 ALIGNMENT = 32
 """Default alignment of the tensor data in bytes, set by the GGUF format."""
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
-"""Matches the end of a file name if the file is one part of a split GGUF model; the group is the number of parts."""
+"""Pattern of the end of the name of a file that is one part of a split GGUF model; the group is the number of parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Type, shape and place of one tensor, as the header of a GGUF file gives them."""
+    """Type, shape and offset of one tensor, as the header of a GGUF file gives them."""
 
     shape: tuple[int, ...]
     """Dimensions in torch's order: the last dimension is contiguous."""
@@ -60,7 +60,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Header of a GGUF file: the model's metadata, and type, shape and place of each tensor."""
+    """Header of a GGUF file: the model's metadata, and type, shape and offset of each tensor."""
 
     path: Path
     architecture: str
@@ -69,7 +69,7 @@ class GgufHeader:
     """Metadata of the file by key, such as "llama.block_count". In place of an array of strings there is only its
     length."""
     tensors: dict[str, GgufTensor]
-    """Entries of the tensors by their names."""
+    """Type, shape and offset of each tensor, by the tensor's name."""
     num_data_bytes: int
     """Number of bytes of the GGUF file after its header."""
 

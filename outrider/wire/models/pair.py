@@ -10,19 +10,17 @@ from outrider.wire.models.model_id import short_name
 
 
 def has_same_tokens(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
-    """Return whether draft and target have the same tokenizer, and whether their models have logits for the same number
-    of token ids.
-    """
+    """Return whether draft worker and target have the same tokenizer, and logits for the same number of token ids."""
     if draft.vocab_size != target.vocab_size:
         return False
     return draft.tokenizer_fingerprint == target.tokenizer_fingerprint
 
 
 def is_compatible(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
-    """Return whether a draft can draft for a target.
+    """Return whether a draft worker can draft for a target.
 
-    Two conditions must hold. First, both have the same tokens, or the draft retokenizes. Second, the outputs of both
-    models begin with the same ids (decoder_start_token_id); a draft without a model always meets this one.
+    Two conditions must hold. First, both have the same tokens, or the draft worker retokenizes. Second, the outputs of
+    both models begin with the same ids (decoder_start_token_id); a draft worker without a model always meets this one.
     """
     if not has_same_tokens(draft, target) and not draft.supports_retokenization:
         return False
@@ -30,7 +28,7 @@ def is_compatible(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
 
 
 def describe_incompatibility(draft: pb.WorkerInfo, target: pb.WorkerInfo, difference: str | None) -> str:
-    """Return a sentence that says why a draft is not compatible with a target, and what to do. Call it only if
+    """Return a sentence that says why a draft worker is not compatible with a target, and what to do. Call it only if
     `is_compatible` is false.
 
     difference: result of `fingerprint.first_difference` for their tokenizers, which the sentence quotes if the

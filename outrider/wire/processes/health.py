@@ -28,7 +28,7 @@ class CallOutcome(Enum):
     REFUSED = 5
     """The peer failed, broke a rule of the protocol, or ended the stream. Three in a row mark the peer as down."""
     LOST = _DOWN
-    """The peer, a worker, made no step for longer than the hang watch allows. A single one marks the peer as down."""
+    """The peer, a worker, made no step for so long that it counts as hung. A single one marks the peer as down."""
 
 
 FIRST_PAUSE_S = 0.5
@@ -77,8 +77,8 @@ class Health:
 
     @property
     def is_usable_alone(self) -> bool:
-        """Whether a request that no other peer can take may be sent to the peer now. If the peer is down, the request
-        becomes a probe, and it may be sent ALONE_S seconds after the last pause began, or earlier if the pause is over.
+        """Whether a request that no other peer can take may be sent to the peer now: if the peer is up, if the pause is
+        over, or if ALONE_S seconds have passed since the pause began. If the peer is down, this request is a probe.
         """
         return self.is_usable or self._clock() >= self._pause_start_s + ALONE_S
 

@@ -48,10 +48,9 @@ class Child:
     """A child process that writes events to stdout, one JSON object per line, and its log to stderr.
 
     The child has its own process group: Ctrl-C in a terminal then reaches only this process, which stops its children
-    in order. The child stays in this process's session, because Linux divides cores among sessions: next to a session
-    whose threads wake each other all the time, another session got 19 % of a core instead of 48 %. When this process
-    ends, even by a crash, the kernel sends SIGTERM to the child. The kernel does so even when only the thread ends that
-    started the child, so start children from the main thread.
+    in order. The child stays in this process's session: Linux divides cores among sessions, and one of its own got 19 %
+    of a busy core instead of 48 %. When this process ends, even by a crash, the kernel sends SIGTERM to the child. The
+    kernel does so even when only the thread ends that started the child, so start children from the main thread.
     """
 
     def __init__(

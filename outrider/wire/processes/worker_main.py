@@ -43,8 +43,8 @@ class RunningWorker(Protocol):
         """
 
     def drain(self, timeout_s: float, cut_short: Callable[[], bool] = ...) -> None:
-        """Wait until all slots are closed. Return earlier after `timeout_s` seconds, or once `cut_short()`
-        returns True.
+        """Refuse new slots, and wait until all open ones are closed. Return earlier after `timeout_s` seconds, or once
+        `cut_short()` returns True.
         """
 
     def stop(self, grace_s: float = 2.0) -> None:
@@ -149,9 +149,7 @@ def _await_engine(handle: RunningWorker, ended: threading.Event, notify: Callabl
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once with exit code `code`, by which the process skips the second that Python needs to unload
-    torch.
-    """
+    """End this process at once with exit code `code`, without the second that Python needs to unload torch."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

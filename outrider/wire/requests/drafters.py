@@ -29,8 +29,8 @@ class DraftWorkerUse(Enum):
     """Draft workers draft all the time. Their draft tokens and those of the target's own drafter form one merged tree,
     which a step verifies."""
     IF_ANY = "?"
-    """The same as OR if a draft worker is connected. If none is, only the target's own drafter drafts for the request.
-    """
+    """If a draft worker is connected, each step verifies its draft tokens or those of the target's own drafter,
+    whichever promise more accepted tokens. If none is, only the target's own drafter drafts for the request."""
 
 
 def _started_with(setting: str) -> str:
@@ -55,8 +55,7 @@ class Drafter(StrEnum):
 
     draft_worker: DraftWorkerUse
     remedy: str
-    """What makes this drafter available, as the end of the error for a request whose drafter is not available. Empty if
-    that needs no explanation."""
+    """Hint on how to make this drafter available, for the end of the error that it is not. Empty if none is needed."""
     _own_label: str | None
     """Label of the drafter that runs in the target; None = none does."""
 
@@ -77,7 +76,7 @@ class Drafter(StrEnum):
     MODEL = None, _OR
     """A draft worker. It proposes tokens by the model, head or table that it was started with."""
     NGRAM = "ngram"
-    """Runs in the target. It proposes the tokens that followed where the sequence's last tokens occurred earlier in the
+    """Runs in the target. It proposes the tokens that most often followed the sequence's last tokens earlier in the
     sequence."""
     LOOKUP = "lookup"
     """Runs in the target. It finds the longest earlier occurrence of the sequence's last tokens, in the sequence itself
@@ -88,29 +87,29 @@ class Drafter(StrEnum):
     """Runs in the target. It proposes the tokens that most often follow the last token in a text file that the target
     was started with."""
     HEADS = "heads", _NEVER, _started_with("heads FOLDER")
-    """Runs in the target. It consists of Medusa heads or blockwise heads that the target was started with."""
+    """Runs in the target: Medusa heads, or blockwise heads (Stern et al. 2018), with which it was started."""
     LOOKAHEAD = "lookahead", _NEVER, _TREES
     """Runs in the target. It is lookahead decoding (Fu et al.): the target makes n-grams in additional rows of its own
     steps."""
     PASS = "pass", _NEVER, _started_with("lookahead-embeddings FILE")
     """Runs in the target. It is PaSS, with the look-ahead embeddings that the target was started with."""
     NGRAM_MODEL = "ngram", _OR
-    """NGRAM and a draft worker. Each step uses the one with the higher expected number of accepted tokens."""
+    """N-grams and a draft worker. Each step uses the one with the higher expected number of accepted tokens."""
     LOOKUP_MODEL = "lookup", _OR
     LOOKAHEAD_MODEL = "lookahead", _OR, _TREES
     PREDICTION = "prediction"
     """Runs in the target. It copies the request's prediction for as long as the output follows it."""
     PREDICTION_MODEL = "prediction", _OR
     NGRAM_AND_MODEL = "ngram", _BESIDE, _TREES
-    """NGRAM and a draft worker. Their draft tokens form one merged tree."""
+    """N-grams and a draft worker. Their draft tokens form one merged tree."""
     LOOKUP_AND_MODEL = "lookup", _BESIDE, _TREES
     MODEL_AND_MODEL = None, _BESIDE, "takes two pools of drafts, and a target that runs token trees"
-    """One draft worker of each pool of drafts; their draft tokens form one merged tree."""
+    """One draft worker of each pool of draft workers; their draft tokens form one merged tree."""
 
     @classmethod
     def parse(cls, label: str, name: str = "drafter") -> Drafter:
-        """Return the drafter with a label. The label may have `|` in place of `+`. name: name of the parameter, for
-        errors. Raises InvalidRequest for a text that is not a label.
+        """Return the drafter that `label` names. The label may have `|` in place of `+`. name: name of the parameter,
+        for errors. Raises InvalidRequest for a text that is not a label.
         """
         try:
             return cls(label)
