@@ -49,7 +49,7 @@ class VerifyDemand:
 
     probs: Sequence[float] = ()
     """Acceptance probability of each draft token that the step might verify, best first. If a tree's size may depend on
-    its sampled tokens: of one draft token at each depth, from 1 on."""
+    its sampled tokens: that of one draft token at each depth, from 1 on."""
     num_required: int = 0
     """If the request fixes the number of draft tokens: number of the slot's draft tokens to verify, whatever they cost.
     0 = the budget verifies those that pay."""

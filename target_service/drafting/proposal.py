@@ -63,7 +63,7 @@ class Proposal:
         return [source for source, ranks in self.sources.items() if ranks]
 
     def drafter_of_node(self, node: int) -> SlotDrafter | None:
-        """Return the first drafter that proposes a node; None if none does."""
+        """Return the drafter that proposed a node, the first one if several did; None if none did."""
         for source, ranks in self.sources.items():
             if node in ranks:
                 return source

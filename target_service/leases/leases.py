@@ -204,8 +204,8 @@ class Leases:
         log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=log_extra(slot=slot_id))
 
     def end(self, key: SlotKey, why: str, fault: JobFault = JobFault.CANCELLED) -> None:
-        """End the slot's lease, if it has one, and send an error with this reason and kind to the gateway that began
-        the lease.
+        """End the slot's lease, if it has one, and send an error with reason `why` and kind `fault` to the gateway that
+        began the lease.
         """
         lease = self.finish(key)
         if lease is None:

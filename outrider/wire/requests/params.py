@@ -204,7 +204,7 @@ class SamplingParams:
     seed: int = 0
     """Key of the counter-based random number generator, 64 bits."""
     choice: int = 0
-    """Index of this choice among the n choices of its request."""
+    """Index, from 0, of this choice among the n choices of its request."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None

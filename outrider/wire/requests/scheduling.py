@@ -73,7 +73,7 @@ class VirtualTokens:
         """Weighted mean of `_served` over the waiting callers."""
 
     def wait(self, waiting: Mapping[bytes, float], active: Iterable[bytes]) -> None:
-        """Set which callers are waiting and active now. The counts of all other callers are dropped.
+        """Set which callers are waiting and active now. What all other callers were served is forgotten.
 
         waiting: weight of each caller that has a request waiting to be served. active: all callers that have requests,
         waiting or running.
@@ -97,5 +97,5 @@ class VirtualTokens:
         return self._served[caller]
 
     def served_after(self, caller: bytes, amount: float) -> float:
-        """Return what `served` would return for a waiting caller after it was served `amount` more tokens."""
+        """Return the tokens that a waiting caller was served, plus `amount` more, divided by its weight."""
         return self._served[caller] + amount / self._weights[caller]

@@ -17,8 +17,8 @@ from outrider.wire.requests.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, Range,
 from outrider.wire.requests.tree_shape import TreeShape
 
 DEFAULT_TOPK = 128
-"""Number of likeliest tokens whose log-probs are sent per distribution where distributions are cut and the request
-gives no `draft_topk`."""
+"""Number of likeliest tokens whose log-probs are sent per distribution where distributions are cut and neither the
+request nor the gateway gives a number."""
 MIN_GAIN = 1.2
 """Minimum factor by which draft tokens must speed up decoding to be used, as expected of a step's draft tokens or as
 measured in a trial of a draft worker. The estimate leaves out costs (messages, memory bandwidth that others use) of 5
@@ -121,7 +121,7 @@ class Speculation:
     """Whether the draft worker begins to draft for a round only after the target's verdict on the round before. False =
     it drafts ahead while the target verifies."""
     draft_index: int = 0
-    """Index, from 0, among the draft workers of the choice, of the one to which these parameters are sent."""
+    """Number of the draft worker that gets these parameters, counted from 0 over all draft workers of the choice."""
     explain: bool = False
     """Whether the target's verdicts also explain which draft tokens were verified, and why no more were accepted."""
 

@@ -53,7 +53,7 @@ class TreeShape:
 
     @property
     def depth(self) -> int:
-        """Maximum depth that a node may have."""
+        """Maximum depth of a node, where the root's children have depth 1."""
         if self.widths:
             return len(self.widths)
         return min(self.max_depth, self.num_nodes)

@@ -67,11 +67,11 @@ class AcceptanceRates(Collector):
         """By (target, draft)."""
 
     def of(self, target: str, draft: str) -> AcceptanceWindow:
-        """Return the window of a pair of models, given their names. It is created if there is none."""
+        """Return the AcceptanceWindow of a pair of models, given their names. It is created if there is none."""
         return self._windows.setdefault((target, draft), AcceptanceWindow())
 
     def forget(self, target: str, draft: str) -> None:
-        """Remove the window of a pair of models that is no longer served."""
+        """Remove the AcceptanceWindow of a pair of models that is no longer served."""
         self._windows.pop((target, draft), None)
 
     def collect(self) -> Iterable[Metric]:

@@ -26,7 +26,7 @@ def name_member(name: str) -> None:
 
 
 def log_phase(text: str) -> None:
-    """Log that a phase begins. text: the phase, such as "reading weights, 270 MB"."""
+    """Log that a phase of this worker's start begins. text: the phase, such as "reading weights, 270 MB"."""
     log.info("%s%s", _member, text)
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 MIN_SILENCE_S = 4.0
 """Seconds that any step of a worker's engine may take, even if its recent steps were much shorter."""
 STEPS = 8
-"""An engine whose step takes more than this many times as long as its longest recent step counts as hung."""
+"""Maximum duration of a step of a worker's engine, as a multiple of its longest recent step. If a step takes longer,
+the engine counts as hung."""
 
 MAX_STEP_S = 300.0
-"""Maximum seconds of a step, however long the recent steps were. It is also the limit of an engine's first step."""
+"""Maximum seconds of a step of a worker's engine, however long its recent steps were; also the limit of its first
+step."""
 
 
 def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
