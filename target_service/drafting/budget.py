@@ -32,8 +32,8 @@ from outrider.wire.requests.speculation import MIN_GAIN
 from target_service.leases.hold import PendingDraft, hold_until
 
 PROBE_STEPS = 16
-"""Every PROBE_STEPS-th step is a trial, by which the duration of smaller steps is measured: it verifies only half of
-the draft tokens that pay, and has no extra rows for requests that do not fix the number of draft tokens."""
+"""Every PROBE_STEPS-th step is a trial that measures the duration of smaller steps: it verifies only half of the draft
+tokens that pay, and has extra rows only for requests that fix the number of draft tokens."""
 _RATE_WEIGHT = 0.25
 """Weight of a step in the moving mean of tokens per second."""
 
@@ -43,19 +43,19 @@ _Item = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class VerifyDemand:
-    """Needs of one slot, from which the budget chooses how many of the slot's draft tokens a step verifies. Nothing in
-    it depends on which tokens were sampled.
+    """What the budget knows about one slot when it chooses how many of the slot's draft tokens a step verifies. It does
+    not depend on which tokens were sampled.
     """
 
     probs: Sequence[float] = ()
     """Acceptance probability of each draft token that the step might verify, best first. If a tree's size may depend on
-    its sampled tokens: one probability for each level of the tree."""
+    its sampled tokens: that of one draft token at each depth, from 1 on."""
     num_required: int = 0
     """If the request fixes the number of draft tokens: number of the slot's draft tokens to verify, whatever they cost.
     0 = the budget verifies those that pay."""
     max_rows: int = 0
     """Maximum number of rows that the `num_required` draft tokens may take. It exceeds num_required for a tree whose
-    size may depend on the sampled tokens."""
+    size may depend on its sampled tokens: the tree counts with its maximum size."""
     is_whole: bool = False
     """Whether the `num_required` draft tokens are verified all together or not at all."""
     is_fixed: bool = False
@@ -68,8 +68,8 @@ class VerifyDemand:
     extra_gain: float = 0.0
     """Expected number of accepted tokens per step that come from the slot's extra rows."""
     extra_cost_rows: int = 0
-    """Number of rows that `extra_gain` must pay for: the extra rows, and the draft tokens that earlier extra rows
-    made."""
+    """Number of rows that the tokens of `extra_gain` must pay for: the extra rows, and the draft tokens that extra rows
+    of earlier steps made."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     """Caller, weight, priority and limits of the request."""
     ready_s: float = 0.0
@@ -77,7 +77,7 @@ class VerifyDemand:
 
     def part(self, num_drafts: int) -> tuple[bytes, float, int]:
         """Return what the slot adds to a step that verifies its first num_drafts draft tokens: (caller, expected number
-        of tokens that the slot commits, number of the slot's rows in the step).
+        of tokens that the step commits for the slot, number of the slot's rows in the step).
         """
         if num_drafts and self.is_whole:
             gain = sum(self.probs)
@@ -107,7 +107,7 @@ class _RowGroup(NamedTuple):
     index: int
     """Index of the slot among the step's demands."""
     gain: float
-    """Expected number of tokens that the step commits more if it has these rows."""
+    """Number of additional tokens that the step is expected to commit if it has these rows."""
     num_rows: int
 
 
@@ -119,7 +119,7 @@ class _Plan(NamedTuple):
     has_optional_drafts: bool
     """Whether there are draft tokens that the budget may leave out."""
     is_worthwhile: bool
-    """Whether some of the draft tokens that may be left out bring more than their rows cost."""
+    """Whether any draft token that the budget may leave out is worth its rows."""
 
 
 class VerifyBudget:
@@ -141,8 +141,8 @@ class VerifyBudget:
         """Record the cost of a step in which no prompt was prefilled.
 
         num_rows: number of the step's rows. num_tokens: number of tokens that the step committed. seconds: duration of
-        the step. between_s: seconds that passed before the step, since the previous step ended or, after a pause, since
-        a slot was ready.
+        the step. between_s: seconds before the step since the previous step ended, or, if that was followed by a pause,
+        since this step could have begun.
         """
         self.cost.note(num_rows, seconds)
         self._callers.note(seconds, between_s)
@@ -160,8 +160,8 @@ class VerifyBudget:
         that the step leaves out.
 
         max_rows: maximum number of draft tokens and extra rows of all slots together. max_extra_rows: maximum sum of
-        `extra_cost_rows` of the slots that get extra rows. absent: scheduling of the requests whose slots are not ready
-        yet but soon will be; the step leaves the callers of these requests a share.
+        `extra_cost_rows` of the slots that get extra rows. absent: scheduling of requests whose slots are likely to be
+        ready soon; the step is kept so short that their callers get their part of the target's time.
         """
         self._num_chosen += 1
         is_probe = self._num_chosen % PROBE_STEPS == 0
@@ -312,10 +312,8 @@ class VerifyBudget:
     # waiting
 
     def awaited(self, pending: Sequence[PendingDraft]) -> Sequence[PendingDraft]:
-        """Return those of the pending draft workers for which a step may wait.
-
-        Usually these are all of them. If steps are kept short so that one caller gets its fair share, they are only the
-        draft workers of that caller's slots.
+        """Return those of the pending draft workers for which a step may wait: all of them, or, while steps are kept
+        short so that one caller gets its part of the target's time, the draft workers of that caller's slots.
         """
         if self._callers.bounding is None:
             return pending
@@ -325,8 +323,8 @@ class VerifyBudget:
         """Return the monotonic time, in seconds, until which the step waits for draft tokens of these draft workers;
         None if it does not wait.
 
-        The step does not wait if, in the last step that could leave draft tokens out, none was worth its rows. awaited:
-        result of the method `awaited`. now: monotonic time, in seconds.
+        It does not wait if, in the last step with draft tokens that the budget may leave out, none of these was worth
+        its rows. awaited: result of the method `awaited`. now: monotonic time, in seconds.
         """
         if not self._is_worthwhile:
             return None

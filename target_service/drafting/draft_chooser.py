@@ -55,10 +55,11 @@ class DraftChooser:
     def candidates(self, lease: Lease) -> Candidates:
         """Return the draft tokens that the slot's next step might verify.
 
-        If the request fixes neither a number nor a tree shape: the tokens of the drafter with the largest expected
-        number of accepted tokens, or the grammar's forced tokens if there are more of these than that number. If the
-        request fixes one: the tokens of the first of the target's own drafters that has any; if none has, the delivered
-        ones. The grammar's forced tokens then take their place only if there are at least as many as the request fixes.
+        If the request fixes a number of draft tokens or a tree shape, these are the tokens of the first of the target's
+        own drafters that has any; if none has, the delivered tokens. If it fixes neither, these are the tokens of the
+        drafter with the largest expected number of accepted tokens. They give way to the tokens that the request's
+        grammar forces, if those are more than their expected number of accepted tokens and at least as many as the
+        request fixes.
         """
         if lease.beams is not None:
             return Candidates(lease, budget_items=lease.beams.budget_items(lease.slot, lease.first.acceptance))
@@ -69,8 +70,8 @@ class DraftChooser:
         return forced
 
     def or_forced(self, found: Candidates) -> Candidates:
-        """Return, as candidates, the tokens that the request's grammar forces. Return `found` itself if the grammar
-        forces none, or if `found` is expected to bring at least as many accepted tokens as the grammar forces.
+        """Return the tokens that the request's grammar forces, as candidates, if they are more than the accepted tokens
+        that `found` is expected to bring; otherwise `found`.
 
         Forced tokens are deterministic draft tokens, and are verified like others.
         """
@@ -85,10 +86,9 @@ class DraftChooser:
         return Candidates(lease, {SlotDrafter(None, lease.first.acceptance): forced}, forced.budget_items())
 
     def add_extra_rows(self, found: Candidates) -> Candidates:
-        """Return the candidates together with the extra rows that one of the slot's drafters adds to a step in order to
-        make draft tokens for later steps. If no drafter adds any, the result has no extra rows.
-
-        The extra rows are those for a step that verifies all candidates.
+        """Return the candidates together with the extra rows that one of the slot's drafters adds to a step that
+        verifies all of them, in order to make draft tokens for later steps. If no drafter adds any, the result has no
+        extra rows.
         """
         lease = found.lease
         if not self.own.has_extra_rows(lease.slot) or not lease.max_drafts:
@@ -248,8 +248,8 @@ class DraftChooser:
         return pending
 
     def fallback(self, lease: Lease, num_drafts: int, *, is_left_out: bool) -> Fallback | None:
-        """Return why a step verifies no draft token of a slot. None if it verifies some, or if none were to be
-        expected.
+        """Return why a step verifies no draft token of a slot: refused, late, or does not pay. None if it verifies
+        some, or if none of these is the reason.
 
         num_drafts: number of the slot's draft tokens that the step verifies. is_left_out: whether the slot had draft
         tokens and the budget chose none of them.
@@ -270,7 +270,7 @@ class DraftChooser:
     def proposal(self, found: Candidates, choice: VerifyChoice) -> Proposal:
         """Return the proposal of a slot: its candidates, from the first on, as many as the budget has chosen.
 
-        The proposal has no draft tokens if a delivery turns out to break a rule.
+        The proposal has no draft tokens if a delivered distribution turns out to be malformed.
         """
         lease = found.lease
         if not choice.num_drafts and not choice.with_extra_rows:

@@ -16,8 +16,8 @@ from outrider.wire.requests.drafters import Drafter
 
 
 class OwnDrafts:
-    """The target's own drafters of each slot, in order of preference. Each change of a slot's committed tokens is
-    passed on to the slot's drafters.
+    """The target's own drafters of each slot, in order of preference. They are told each change of the slot's committed
+    tokens.
     """
 
     def __init__(self, drafters: Mapping[Drafter, TargetDrafter], *, supports_trees: bool = False) -> None:
@@ -38,7 +38,7 @@ class OwnDrafts:
 
     @property
     def available(self) -> tuple[Drafter, ...]:
-        """Drafters that a request may name, in the order of `Drafter`."""
+        """Drafters that a request to this target may name, in the order of the enum `Drafter`."""
         available = [Drafter.AUTO]
         for drafter in Drafter:
             if drafter in self._drafters:
@@ -58,7 +58,7 @@ class OwnDrafts:
         return JobError(JobFault.INVALID, why + drafter.remedy)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
-        """Begin to draft for a new slot. It replaces an older slot with the same key."""
+        """Begin to draft for a new slot, in place of an older slot with the same key."""
         self.close(slot.key, is_ended=False)
         available = dict[Drafter, TargetDrafter]()
         for name in job.own_drafters:
@@ -80,8 +80,8 @@ class OwnDrafts:
     def append(self, slot: Slot, token_ids: Sequence[int]) -> list[bool]:
         """Pass the tokens that a step committed on to the slot's drafters.
 
-        The result is about the request's prediction. It has one entry for each of these tokens for which the prediction
-        had proposed a draft token, verified or not: whether that was the committed token.
+        Returns, for each of these tokens for which the request's prediction had proposed a draft token (verified or
+        not), whether the proposed token equals it.
         """
         self._candidates.pop(slot.key, None)
         found = list[bool]()
@@ -92,9 +92,9 @@ class OwnDrafts:
     def worthwhile_drafters(self, slot: Slot, *, has_fixed_num: bool, is_drafted: bool) -> Iterator[Drafter]:
         """Yield, in order of preference, the slot's drafters that have a proposal worth verifying.
 
-        has_fixed_num: whether the request fixes the number of draft tokens. If so, the drafter that is last in order is
-        yielded even if its proposal is poor; but if a draft worker drafts for the slot, only if the drafter's tokens
-        are merged with that worker's. is_drafted: whether a draft worker drafts for the slot.
+        has_fixed_num: whether the request fixes the number of draft tokens. The last drafter in order is then yielded
+        even if its proposal is poor, unless a draft worker drafts for the slot and the drafter's tokens are not merged
+        with that worker's. is_drafted: whether a draft worker drafts for the slot.
         """
         last = None
         for name, drafter in self._drafters_of(slot.key).items():
@@ -108,10 +108,10 @@ class OwnDrafts:
     def candidates(
         self, slot: Slot, name: Drafter, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int
     ) -> CandidateTree:
-        """Return at most max_tokens draft tokens of a drafter, best first; an empty tree if it has none.
+        """Return at most max_tokens draft tokens of the drafter `name`, best first; an empty tree if it has none.
 
-        Until tokens are committed, each call returns the same draft tokens. name: the drafter. state: sampling state of
-        the slot. acceptance: acceptance probabilities of the drafter in this slot.
+        Until tokens are committed, each call returns the same draft tokens. state: sampling state of the slot.
+        acceptance: acceptance probabilities of the drafter in this slot.
         """
         proposals = self._candidates.setdefault(slot.key, {})
         key = (name, max_tokens)
@@ -144,9 +144,7 @@ class OwnDrafts:
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
         """Pass the logits after a step's extra rows, [E, V] float32, to the drafter that asked for the rows. Call it
-        before anything is committed.
-
-        path: the accepted nodes. rows: the extra rows.
+        before the step's tokens are committed. path: the accepted nodes.
         """
         self._drafters[rows.drafter].read(slot, logits, path, rows)
 

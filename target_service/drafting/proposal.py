@@ -24,16 +24,16 @@ class Draw:
     """
 
     node: int
-    """Index of the token's node in the tree. If two drafters drew the same token after one node, the tree has one node
-    for it, and the node has two draws."""
+    """Index of the token's node in the tree. If two drafters drew the same token after the same node, the tree has one
+    node for it, and the node has two draws."""
     distribution: TokenDistribution | None
     """Distribution that the token was drawn from. None = the distribution of the previous draw with that draw's token
     removed: both are siblings of one drafter, drawn without replacement."""
 
     @property
     def is_one_token(self) -> bool:
-        """Whether the distribution has only one token. This is so for a deterministic draft token that is tested as a
-        draw: in a chain with sampled ones, or under lenience.
+        """Whether the distribution has only one token. This is so for a deterministic draft token that is tested as if
+        it had been drawn: in a chain that also has sampled tokens, or under lenience.
         """
         return self.distribution is not None and self.distribution.scores.size == 1
 
@@ -46,15 +46,16 @@ class Proposal:
     tree: DraftTree
     """Draft tree; empty for a step without draft tokens."""
     draws: Sequence[Draw] = ()
-    """Draws in the order in which they are tested. After one node, the first drafter's draws come first, in the order
-    in which it drew them, then those of the next drafter. If there are no draws at all, draft tokens are accepted as
-    long as they equal the target's own tokens. This is so for `greedy` and `coupled`, and for `rejection` if all draft
-    tokens are deterministic."""
+    """Draws in the order in which they are tested: among the children of one node, the first drafter's in the order in
+    which it drew them, then the next drafter's. If there are no draws at all, draft tokens are accepted as long as they
+    equal the target's own tokens. This is so for `greedy` and `coupled`, and for `rejection` if all draft tokens are
+    deterministic."""
     sources: Mapping[SlotDrafter, Mapping[int, int]] = field(default_factory=dict)
-    """For each drafter, in the order in which draws are tested: its nodes in the tree, and the rank of each among the
-    drafter's own siblings (node index: rank)."""
+    """For each drafter, in the order in which draws are tested: the nodes of the tree that it proposed, each with its
+    rank among the siblings that this drafter proposed."""
     extra_rows: ExtraRows | None = None
-    """Rows that a drafter of the slot adds after the tree, to make draft tokens for later steps; None for none."""
+    """Rows that a drafter of the slot adds after the tree, to make draft tokens for later steps. None = no such
+    rows."""
 
     @property
     def drafted_by(self) -> list[SlotDrafter]:
@@ -62,7 +63,7 @@ class Proposal:
         return [source for source, ranks in self.sources.items() if ranks]
 
     def drafter_of_node(self, node: int) -> SlotDrafter | None:
-        """Return the first drafter that proposes a node; None if none does."""
+        """Return the drafter that proposed a node, the first one if several did; None if none did."""
         for source, ranks in self.sources.items():
             if node in ranks:
                 return source

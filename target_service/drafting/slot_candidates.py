@@ -22,29 +22,30 @@ class Candidates:
     trees: Mapping[SlotDrafter, CandidateTree] = field(default_factory=dict)
     """Draft tree of each drafter, in the order in which draws are tested; empty for a beam search."""
     budget_items: Sequence[BudgetItem] = ()
-    """Draft tokens among which the budget chooses, best first unless the request fixes their number. After the end of a
-    sampled chain, items without a token follow, so that the choice does not depend on the chain's length."""
+    """Draft tokens among which the budget chooses, best first unless the request fixes their number. A sampled chain
+    that is shorter than it could have been is filled up with items without a token, so that its length does not
+    influence the choice."""
     drafter: Drafter | None = None
-    """One of the target's own drafters, if its tokens are made only after the budget has chosen their number, since
-    most would never be verified. None if all tokens are made already."""
+    """One of the target's own drafters, if it makes its tokens only after the budget has chosen their number. None =
+    all tokens are made already."""
     extra_rows: ExtraRows | None = None
     """Rows that a drafter of the slot adds to a step that verifies all candidates, to make draft tokens for later
-    steps; None for none."""
+    steps. None = no such rows."""
 
     @property
     def num_expected(self) -> float:
         """Expected number of accepted draft tokens if all candidates were verified.
 
-        A sampled chain counts with the maximum length that it could have had, so that no sampled token influences the
-        number.
+        A sampled chain counts with its maximum length: its actual length may depend on its tokens, and no sampled token
+        may influence what is verified.
         """
         return sum(budget_item.prob for budget_item in self.budget_items)
 
     @property
     def demand(self) -> VerifyDemand:
-        """The slot's needs, from which the budget chooses how many of the candidates a step verifies.
+        """What the budget needs to know about the slot to choose how many of the candidates a step verifies.
 
-        They do not depend on which tokens were sampled. If they did, the choice would change the output's distribution.
+        It does not depend on which tokens were sampled: if it did, the choice would change the output's distribution.
         """
         lease = self.lease
         shape = lease.speculation.tree

@@ -95,7 +95,7 @@ class FeatureStream:
     def reply(self, digest: bytes, state: tpb.HeadState, why: str = "") -> None:
         """Send the draft worker the state of its head's registration.
 
-        digest: digest of the head. state: ready, refused, or needs weights. why: reason of a refusal.
+        state: ready, refused, or needs weights. why: reason of a refusal.
         """
         self._put_head(digest, state, why, self._epoch)
 

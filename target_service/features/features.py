@@ -36,8 +36,8 @@ MAX_KEPT_BYTES = 256 << 20
 """Maximum bytes of kept features of all slots and heads. Above it, the features of the slot that has gone longest
 without a new token are dropped first."""
 MAX_KEPT_TOKENS = 512
-"""Maximum number of a slot's earlier tokens, before those of its last step, whose features are kept for a draft worker
-that has not received them yet."""
+"""Maximum number of a slot's tokens, without those of its last step, whose features are kept for draft workers that
+have not received them yet."""
 MAX_SUBSCRIPTIONS = 4096
 """Maximum number of subscriptions. Above it, the oldest is dropped, and its draft worker has to subscribe again."""
 
@@ -59,8 +59,7 @@ class FeatureSubscription:
     has_begun: bool = False
     """Whether the lease has begun. A draft worker may subscribe before its lease has begun at the target."""
     dropped_end: int = 0
-    """Position after the last token whose feature was dropped before it could be sent. Up to there, dropped features
-    are already counted in the metrics."""
+    """Position before which unsent features are already counted as dropped in the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +156,8 @@ class Features:
 
     def probe(self, token_ids: Sequence[int], taps: Sequence[int]) -> tpb.ProbeReply:
         """Return the hidden states of a text, and the likeliest token after each of its tokens. A draft worker compares
-        with them what its head predicts, to test whether the head reads the right layers. Raises Unavailable if there
-        is no memory now.
+        its head's predictions with these tokens, to test whether the head reads the right layers. Raises Unavailable if
+        the target cannot run the text now, for example for lack of memory.
 
         token_ids: the text. taps: layers whose hidden states are returned.
         """
@@ -186,9 +185,8 @@ class Features:
     # slots
 
     def feature(self, digest: bytes, key: SlotKey, position: int) -> Tensor | None:
-        """Return a head's feature of one token of a slot, [d] bfloat16 on the CPU; None if it is not kept.
-
-        digest: digest of the head. key: the slot. position: position of the token.
+        """Return a head's feature of a slot's token at `position`, [d] bfloat16 on the CPU; None if it is not kept.
+        digest: digest of the head.
         """
         buffer = self._buffers.get(key, {}).get(digest)
         if buffer is None or not buffer.start <= position < buffer.end:
@@ -209,7 +207,7 @@ class Features:
     # steps
 
     def fed(self, rows: Sequence[Row]) -> None:
-        """Record the rows of the forward that has just run: the rows of `note_committed` are looked up among them."""
+        """Record the rows of the forward that has just run, for the calls of `note_committed` that follow."""
         self._first_index.clear()
         self._spans.clear()
         if self._heads:
@@ -219,7 +217,7 @@ class Features:
                 num_fed += row.num_new
 
     def note_committed(self, key: SlotKey, row: Row, nodes: Sequence[int]) -> None:
-        """Record which of the tokens that a row fed are committed now; features are made for these.
+        """Record which of the tokens that a row fed are committed now; `send` makes features for these.
 
         nodes: indices of these tokens among the row's new tokens, in order of their positions.
         """
@@ -244,7 +242,7 @@ class Features:
             num_bytes -= _num_bytes(buffers)
 
     def begin_leases(self, tickets: Iterable[int]) -> None:
-        """Record that a lease begins, and send kept features to those draft workers that have subscribed under its
+        """Record that a lease begins, and send kept features to the draft workers that have subscribed under its
         tickets. tickets: all tickets of the lease.
         """
         for ticket in tickets:

@@ -93,10 +93,8 @@ class Heads:
         return sum(head.projection.num_bytes for head in list(self._heads.values()))
 
     def is_ready(self, stream: FeatureStream, digest: bytes) -> bool:
-        """Return whether a stream may subscribe to a head's features: it has registered the head, and the engine makes
-        the features.
-
-        digest: digest of the head.
+        """Return whether a stream may subscribe to a head's features: it has registered the head with this digest, and
+        the engine makes the features.
         """
         head = self._heads.get(digest)
         return head is not None and head.is_ready and stream in head.streams

@@ -20,16 +20,15 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 from outrider.wire.requests.tree_shape import TreeShape
 
 NODE_BYTES = 256
-"""Bytes that the maximum size of draft buffers allows for one draft token, without its distribution. A draft token
-takes that much in a delivery with a long path: 60 bytes for ticket, epoch and position, and 10 for each node on the
-path to the token."""
+"""Bytes that the maximum size of draft buffers allows for one draft token, without its distribution. A delivery with a
+long path takes as many: 60 for ticket, epoch and position, and 10 for each node on the path to the token."""
 
 
 def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
-    """Return the maximum number of bytes of the draft buffers of all slots together.
+    """Return the maximum number of bytes of the draft buffers of all slots together: room for MAX_DRAFT_TOKENS draft
+    tokens per slot, each with a distribution of 4 bytes per id of the vocabulary.
 
-    There is room for MAX_DRAFT_TOKENS tokens per slot, and for their distributions with 4 bytes for each id of the
-    vocabulary. memory_bytes: maximum bytes of all these distributions.
+    memory_bytes: maximum bytes of all these distributions.
     """
     num_tokens = num_slots * MAX_DRAFT_TOKENS
     return num_tokens * NODE_BYTES + min(num_tokens * 4 * vocab_size, memory_bytes)
@@ -49,7 +48,7 @@ class BufferedToken:
 
     kind: NodeKind
     num_bytes: int
-    """Bytes of the token's delivery, divided by the number of its new tokens."""
+    """Bytes of the token's share of its delivery: the delivery's bytes, divided by the number of its new tokens."""
     distribution: EncodedDistribution | None
     """Distribution that a sampled token was drawn from; None for other kinds."""
     step_len: int | None
@@ -83,9 +82,8 @@ class DraftBuffer:
         committed: the slot's committed tokens. max_bytes: maximum size of the buffer. in_step: whether a step is
         running; that step does not verify these nodes.
 
-        Example: committed tokens [a, b, c, d, e], and a delivery of d, e, f with root_len 3. The nodes d and e are
-        late, and f becomes node 0. Parents in the committed tokens are numbered c = -3, d = -2 and e = -1, which is
-        ROOT.
+        Example: committed tokens [a, b, c, d, e], and a delivery of d, e, f that follows the first 3 of them (root_len
+        3). The nodes d and e are late, and f becomes node 0.
         """
         num_new = sum(kind is not NodeKind.REFERENCE for kind in delivery.kinds)
         node_bytes = -(-delivery.num_bytes // max(1, num_new))  # rounded up
@@ -200,8 +198,8 @@ class DraftBuffer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the draft worker sends no more draft tokens for now, either after the last committed token or after
-        the end of the likeliest path in the buffer. A step then need not wait for more.
+        """Whether steps need not wait for more draft tokens: the draft worker sends none for now after the last
+        committed token, or after the end of the likeliest path in the buffer.
         """
         if ROOT in self.ended:
             return True

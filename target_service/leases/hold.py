@@ -31,10 +31,10 @@ class ExpectedArrival(NamedTuple):
     """Time at which the next draft tokens of a draft worker are expected for a slot."""
 
     until_s: float
-    """Monotonic time in seconds, after which the tokens are overdue."""
+    """Monotonic time, in seconds, after which these draft tokens are overdue."""
     takes_s: float
-    """Mean seconds until such draft tokens arrive: for the first ones, since the slot became ready; for others, since
-    the delivery before."""
+    """Mean seconds until these draft tokens arrive: since the slot became ready if they are its first ones for this
+    step, else since the previous delivery."""
     is_first: bool
     """Whether the slot has no draft tokens yet for its next step, so that these are the first."""
 
@@ -60,8 +60,8 @@ def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> Expect
 
 
 def waiting_slots(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, float]:
-    """Return the slots that wait for draft tokens while other slots step: those whose requests fix the number of draft
-    tokens, if some are missing. Each has the monotonic time, in seconds, until which it waits.
+    """Return the slots that wait for missing draft tokens while other slots step, because their requests fix the number
+    of draft tokens. Each has the monotonic time, in seconds, until which it waits.
 
     pending: draft workers from which draft tokens are missing. now: monotonic time, in seconds.
     """
@@ -79,8 +79,9 @@ def note_missing(
     """Record that a step begins without draft tokens that are still expected. If the step has waited for a draft worker
     in vain, later steps do not wait for that worker until its next delivery.
 
-    pending: draft workers from which draft tokens may still arrive. awaited: those of them for which steps wait now
-    (`VerifyBudget.awaited`). waiting: slots that wait while the others step. now: monotonic time, in seconds.
+    pending: draft workers from which draft tokens may still arrive. awaited: result of `VerifyBudget.awaited`, the
+    pending draft workers for which steps may wait. waiting: slots that wait while the others step. now: monotonic time,
+    in seconds.
     """
     awaited_tickets = set[int]()
     for _, draft, _ in awaited:

@@ -53,7 +53,7 @@ class DeliveredDrafts(SlotDrafter):
     """Times at which the slot became ready without draft tokens: committed length to monotonic time in seconds. An
     entry is removed when draft tokens for that length arrive."""
     starved_len: int = 0
-    """Committed length at which the slot last was starved and then got draft tokens."""
+    """Last committed length at which the slot was starved until draft tokens of this draft worker arrived."""
     eta_s: float | None = None
     """Moving mean of the seconds that a starved slot waits, from the time it is ready until its first draft tokens
     arrive; None before the first measurement."""
@@ -119,7 +119,7 @@ class Lease:
     """Monotonic time, in seconds, at which the slot became ready for its next step: when Verify or Extend arrived, or
     at its last verdict."""
     beams: Beams | None = None
-    """Beam search of the slot; None if the slot samples. Only the first draft worker delivers for a beam search."""
+    """Beam search of the slot; None = the slot has none. Only the first draft worker delivers for a beam search."""
     held_from_s: float | None = None
     """Monotonic time, in seconds, since which the slot's next step is held for draft tokens; None if it is not held."""
     is_passed_over: bool = False
@@ -186,8 +186,6 @@ class Lease:
         """Return the maximum length of a drafter's chain in the slot's next step. If the request fixes the number of
         draft tokens, that is `max_chain`. If not, the chain is cut before the first token that is too unlikely to be
         accepted.
-
-        source: the drafter.
         """
         if self.speculation.is_fixed:
             return self.max_chain
@@ -195,7 +193,7 @@ class Lease:
 
     @property
     def num_pending(self) -> int:
-        """Number of rows that the slot has in its next step besides draft tokens."""
+        """Number of rows that the slot has in its next step, without draft tokens and extra rows."""
         if self.beams is not None:
             return self.beams.num_fed(self.slot)
         return len(self.slot.committed) - len(self.slot.cached)
@@ -213,8 +211,8 @@ class Lease:
         return all(draft.buffer.is_ended for draft in self.drafts)
 
     def is_soon_ready(self, now: float) -> bool:
-        """Return whether the slot is likely to be ready soon. If so, the budget of the next step leaves the slot's
-        caller a share.
+        """Return whether the slot is likely to be ready soon. If so, the next step is kept so short that the slot's
+        caller gets its part of the target's time.
 
         It is likely if the slot was ready within the last DORMANT_S seconds, or if its prompt is being prefilled over
         several steps. now: monotonic time, in seconds.

@@ -24,9 +24,7 @@ class Finish(IntEnum):
 
 
 class Fallback(IntEnum):
-    """Reason why a step verified no draft token of a slot though some were to be expected. Its value is the number in
-    the protocol.
-    """
+    """Reason why a step verified no draft token of a slot. Its value is the number in the protocol."""
 
     LATE = tpb.FALLBACK_REASON_LATE
     REFUSED = tpb.FALLBACK_REASON_REFUSED
@@ -56,7 +54,7 @@ class VerifyJob:
     respond: Callable[[Verdict | JobError], None]
     """Function that is called with the verdict of each step, or once with an error."""
     levels: tuple[BeamLevel, ...] = ()
-    """Levels of a beam search that are decided already; empty for other requests."""
+    """Levels of a beam search that were decided before this lease; empty for other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +132,14 @@ class Verdict:
     """Depth of the verified draft tree: the maximum number of draft tokens that could have been accepted. 0 = none was
     verified."""
     fallback: Fallback | None
-    """Reason why no draft token was verified though some were to be expected; else None."""
+    """Reason why no draft token was verified: late, refused or does not pay. None if some were, or if none of these is
+    the reason."""
     timings: Timings
     num_cached_tokens: int
     """Number of prompt tokens that came from the prefix cache when the slot began."""
     num_predicted: int = 0
-    """Number of committed tokens that the request's prediction had proposed as draft tokens, verified or not."""
+    """Number of the step's committed tokens that the request's prediction had proposed as draft tokens, verified or
+    not."""
     logprobs: Sequence[Reported] = ()
     """Log-probs of each committed token if the request asks for logprobs; else empty."""
     prompt_logprobs: Sequence[tuple[Reported, int]] = ()

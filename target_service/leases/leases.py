@@ -85,7 +85,7 @@ class Leases:
         self._opened[key] = (job.speculation, job.own_drafters)
 
     def slots_of(self, owner: int) -> list[SlotKey]:
-        """Return the keys of the open slots of one gateway stream. owner: the stream's number."""
+        """Return the keys of the open slots of the gateway stream with number `owner`."""
         return [key for key in self._opened if key[0] == owner]
 
     def closed(self, key: SlotKey) -> None:
@@ -94,10 +94,7 @@ class Leases:
         self._opened.pop(key, None)
 
     def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
-        """Begin the lease of a slot, and return it.
-
-        job: the Verify message. beams: the slot's beam search; None if the slot samples.
-        """
+        """Begin the lease of a slot, and return it. beams: the slot's beam search; None = it has none."""
         speculation, own_drafters = self._opened[slot.key]
         drafts = list[DeliveredDrafts]()
         for index, (ticket, is_drafted) in enumerate(job.tickets):
@@ -207,9 +204,8 @@ class Leases:
         log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=log_extra(slot=slot_id))
 
     def end(self, key: SlotKey, why: str, fault: JobFault = JobFault.CANCELLED) -> None:
-        """End the slot's lease, if it has one, and send an error to the gateway that began the lease.
-
-        why: reason for the error. fault: kind of the error.
+        """End the slot's lease, if it has one, and send an error with reason `why` and kind `fault` to the gateway that
+        began the lease.
         """
         lease = self.finish(key)
         if lease is None:

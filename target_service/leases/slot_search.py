@@ -79,7 +79,7 @@ class Beams:
     def budget_items(self, slot: Slot, acceptance: SlotAcceptance) -> list[BudgetItem]:
         """Return the draft tokens that the next step might verify, in the order in which the budget chooses them.
 
-        The list is empty if the cache has lost the beams and the next step feeds only a part of them again: such a step
+        The list is empty if the cache has lost the beams and the next step can feed only a part of them again, which
         decides no level. acceptance: acceptance probabilities of the draft worker.
         """
         nodes, is_last = self._next_nodes(slot)
@@ -150,8 +150,8 @@ class Beams:
 
     def decide(self, fed: SearchInput, best: BestTokens, first_row: int) -> list[BeamLevel]:
         """Return the levels of the search that a step decides, at least one. The first level follows the live beams.
-        Each further level follows the one before it, and is decided only if the step has fed all beams of that one as
-        draft tokens.
+        Each further level needs the logits after all beams of the level before, so it is decided only if the step has
+        fed all of these as draft tokens.
 
         fed: tokens that the step fed for this search. best: the likeliest tokens after all rows of the step. first_row:
         index in `best` of the search's first row; its live beams come first, then its draft tokens. Raises

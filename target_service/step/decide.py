@@ -102,7 +102,7 @@ def accept_by_draws(
     """Decide a tree by recursive rejection: SpecInfer (Miao et al., ASPLOS 2024), Algorithm 2, along one path.
 
     distribution_after: function that returns the target's distribution after a node or ROOT; called only for ROOT and
-    accepted nodes. noise.accept: [D] one uniform number per draw. Raises EmptyDistribution.
+    accepted nodes. noise.accept: one uniform number for each of the proposal's draws. Raises EmptyDistribution.
     """
     tree = proposal.tree
     draws_after: dict[int, list[tuple[int, TokenDistribution | None, float]]] = {}

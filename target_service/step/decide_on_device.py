@@ -97,7 +97,7 @@ class _DeviceStep:
             self._drawn_from[row, place] = distribution
 
     def decide_rows(self) -> None:
-        """Queue the computation of the tokens after all rows."""
+        """Queue on the device the computation of the token after each row."""
         if self._greedy_rows:
             self._decide_greedy()
         num_draws = np.bincount(self._step.draw_rows, minlength=len(self._rows))  # [R]

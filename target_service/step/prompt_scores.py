@@ -41,10 +41,10 @@ def begin_scoring(job: OpenJob, slot: Slot) -> None:
 
 
 def note_scores(pieces: Sequence[Chunk], logits: Tensor) -> list[Slot]:
-    """Record the log-probs of prompt tokens after a forward, for the slots whose jobs ask for them. Return those of
-    these slots whose logits are NaN or infinite.
+    """Record the log-probs of the prompt tokens of a forward, for the slots whose requests ask for them. Return the
+    slots among these whose logits are NaN or infinite.
 
-    pieces: pieces of prompts in the forward. logits: [P, V] float32, the rows of the pieces in order.
+    pieces: pieces of prompts in the forward. logits: [R, V] float32, the rows of the pieces in order.
     """
     scored = list[tuple[Slot, PromptScores]]()
     rankings = list[Tensor]()

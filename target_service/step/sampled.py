@@ -25,14 +25,15 @@ from target_service.step.verdicts import StepClock, drafter_of, learn
 @dataclass(frozen=True, slots=True)
 class SlotStep:
     """Work of one step for one slot that samples, planned before the forward: the draft tokens to verify, and the row
-    to feed. After the forward, `commit_sampled` commits the tokens that were decided.
+    to feed.
     """
 
     lease: Lease
     proposal: Proposal
     row: Row
     fallback: Fallback | None
-    """Reason why no draft token is verified though some were to be expected; else None."""
+    """Reason why no draft token is verified: late, refused or does not pay. None if some are, or if none of these is
+    the reason."""
 
 
 def commit_sampled(
@@ -48,9 +49,8 @@ def commit_sampled(
 ) -> Verdict:
     """Commit the tokens that a step decided for a slot, up to the end of its output, and return the verdict.
 
-    share: what was planned for the slot. beside: logits [E, V] float32 after the slot's E extra rows; None if it has
-    none. explanation: explanation of the step, or None; the rejection in it is cleared if the output ends before the
-    rejected token. times: times of the step.
+    beside: logits [E, V] float32 after the slot's E extra rows; None if it has none. explanation: explanation of the
+    step, or None; the rejection in it is cleared if the output ends before the rejected token.
     """
     lease = share.lease
     proposal = share.proposal

@@ -19,7 +19,7 @@ from target_service.step.verdicts import StepClock
 
 class SearchStep(NamedTuple):
     """Work of one step for one beam search, planned before the forward: the beams and draft tokens to feed, as a row of
-    the forward. After the forward, `commit_search` commits the levels that were decided.
+    the forward.
     """
 
     lease: Lease
@@ -27,7 +27,8 @@ class SearchStep(NamedTuple):
     fed: SearchInput
     row: Row
     fallback: Fallback | None
-    """Reason why no draft token is verified though some were to be expected; else None."""
+    """Reason why no draft token is verified: late, refused or does not pay. None if some are, or if none of these is
+    the reason."""
 
 
 def commit_search(
@@ -37,10 +38,7 @@ def commit_search(
     runner: ModelRunner,
     metrics: WorkerMetrics,
 ) -> Verdict:
-    """Commit the levels that a step decided for a beam search, and return the verdict. Raises OutOfBlocks.
-
-    search: what was planned for the search. times: times of the step.
-    """
+    """Commit the levels that a step decided for a beam search, and return the verdict. Raises OutOfBlocks."""
     lease = search.lease
     beams = search.beams
     fed = search.fed

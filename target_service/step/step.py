@@ -334,9 +334,7 @@ class Step:
 
     def fail(self, error: Exception) -> None:
         """Send an error to the gateways of those slots of the step that have no verdict yet. Call it after `run` has
-        raised. The slots stay open, except those that were being prefilled.
-
-        error: what `run` raised.
+        raised `error`. The slots stay open, except those that were being prefilled.
         """
         for lease in self._in_step:
             self._end(lease.slot, f"the target's step failed: {error}")

@@ -78,17 +78,16 @@ class StepRows:
         self.positions: list[int] = []
         """For each of the R rows, the position in its slot's sequence of the token that the row predicts, [R]."""
         self.draw_starts = [0]
-        """Index of each proposal's first draw, [B + 1] for B proposals. The last entry is D, the number of all
-        draws."""
+        """Index of each proposal's first draw, [B + 1] for B proposals. The last entry is the number of all draws."""
         self.draw_rows: list[int] = []
-        """For each of the D draws, the row whose logits decide it: the row of the parent of the draw's node, [D]."""
+        """For each draw, the row whose logits decide it: the row of the parent of the draw's node."""
         self.draw_indices: list[int] = []
-        """For each of the D draws, its index among the draws after the same node, [D]."""
+        """For each draw, its index among the draws after the same node, from 0."""
         self.draw_ids: list[int] = []
-        """Token id of each of the D draws, [D]."""
+        """Token id of each draw."""
         self.distributions: list[TokenDistribution | None] = []
-        """For each of the D draws, the distribution that it was drawn from, [D]. None = the distribution of the
-        previous draw without that draw's token."""
+        """For each draw, the distribution that it was drawn from. None = the distribution of the previous draw without
+        that draw's token."""
         params = list[SamplingParams]()
         rounds = list[int]()
         positions = list[int]()
@@ -112,9 +111,9 @@ class StepRows:
             self.starts.append(len(self.positions))
             self.draw_starts.append(len(self.draw_rows))
         self.uniforms: NDArray[np.float64] = np.empty(0)
-        """For each of the D draws, the uniform random number between 0 and 1 by which it is accepted or rejected, [D].
-        It depends on the request's seed, the committed length, the draw's position and its index there, but on no drawn
-        token. Draws at equal depth with equal index share it: only one of their parents can be on the accepted path."""
+        """For each draw, the uniform random number between 0 and 1 by which it is accepted or rejected. It depends on
+        the request's seed, the committed length, the draw's position and its index there, but on no drawn token. Draws
+        at equal depth with equal index share it: only one of their parents can be on the accepted path."""
         if params:
             places = None
             if any(self.draw_indices):
@@ -126,8 +125,8 @@ def is_block(proposal: Proposal) -> bool:
     """Return whether a proposal is decided by block verification: its draft tokens are a chain of draws of one drafter,
     and acceptance is without lenience.
 
-    Draft tokens of two drafters never count as a chain. Whether their merged tree is a chain depends on the drawn
-    tokens, and drawn tokens must not choose the way of deciding.
+    Draft tokens of two drafters never count as a chain: whether their merged tree is one depends on the drawn tokens,
+    which must not choose the way of deciding.
     """
     if len(proposal.drafted_by) > 1 or proposal.slot.params.lenience < 1.0 or not proposal.tree.is_chain:
         return False

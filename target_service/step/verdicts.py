@@ -59,9 +59,9 @@ def learn(
     """Update the acceptance probabilities of the slot's drafters after a step, and advance the slot's draft buffers
     past the tokens that the step committed.
 
-    path: the accepted nodes. num_tokens: number of committed tokens. predicted: one entry for each committed token for
-    which the request's prediction had proposed a draft token, verified or not: whether that was the committed token.
-    Returns the outcome of each draft worker and, last, that of the target's own drafter.
+    path: the accepted nodes. num_tokens: number of committed tokens. predicted: result of `OwnDrafts.append`: for each
+    committed token for which the request's prediction had proposed a draft token, whether that equals it. Returns the
+    outcome of each draft worker and, last, that of the target's own drafter.
     """
     for is_right in predicted:
         lease.own_drafters[Drafter.PREDICTION].acceptance.note(0 if is_right else None)

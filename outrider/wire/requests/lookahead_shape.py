@@ -48,13 +48,14 @@ class LookaheadShape(NamedTuple):
 
     @property
     def num_window_tokens(self) -> int:
-        """Number of tokens of the window that a step feeds in addition to the committed tokens. (The first token of the
-        window is the last committed token, and does not count.)"""
+        """Number of window tokens that a step feeds in addition to the committed tokens: all but the first, which is
+        the last committed token.
+        """
         return self.window * (self.ngram - 1) - 1
 
     @property
     def max_nodes(self) -> int:
-        """Maximum number of tokens that a step feeds beyond the committed tokens: those of the window, and those of the
+        """Maximum number of tokens that a step feeds beyond the committed tokens: window tokens, and tokens of the
         n-grams to verify.
         """
         return self.num_window_tokens + self.max_ngrams * (self.ngram - 1)

@@ -11,12 +11,12 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs, EarlyStopping
 
 MAX_STOP_TOKEN_IDS = 64
-"""Maximum number of stop ids of a request, which are all sent to a worker in the message that opens a slot."""
+"""Maximum number of a request's stop token ids."""
 MAX_BAD_WORDS = 256
 """Maximum number of bad words of a request."""
 MAX_BAD_WORD_IDS = 64
-"""Maximum number of tokens of one bad word. The output's end is compared with the bad words once for each of their
-lengths, for every row of logits; 64 different lengths take 0.05 ms."""
+"""Maximum number of tokens of one bad word. Every row of logits costs one comparison for each length that the bad words
+have; 64 lengths take 0.05 ms."""
 MAX_LOGIT_BIAS = 1024
 """Maximum number of token ids with a logit bias in a request."""
 MAX_LOGPROBS = 20
@@ -29,23 +29,22 @@ MAX_BEAM_TOKENS = 1 << 15
 """Maximum number of output tokens of all beams of a search together. If a search moves to another target, one message
 holds all of these tokens, in up to 1 MiB."""
 MAX_SEED = 2**64
-"""Number of possible seeds: 2 ** 64. The largest seed is one less."""
+"""Number of possible seeds, which are 0 to 2 ** 64 - 1."""
 ANY_VOCABULARY = 1 << 32
 """Vocabulary size that is passed to checks of token ids while the size of the target's vocabulary is unknown."""
 MAX_GRAMMAR_BYTES = 768 << 10
-"""Maximum bytes (UTF-8) of a grammar, so that it fits into a message of 1 MiB. A grammar that compiles within a second,
-the default limit, has at most about 350 KiB."""
+"""Maximum bytes (UTF-8) of a grammar, so that it fits into a message of 1 MiB."""
 MAX_SALT_BYTES = 256
-"""Maximum bytes of a `cache_salt`: the text (UTF-8) in a request, and the bytes that a worker gets for a slot. Only
-equal salts share cached prefixes."""
+"""Maximum bytes of a `cache_salt`: of the text (UTF-8) in a request, and of the bytes that a worker gets for a slot.
+Only equal salts share cached prefixes."""
 MAX_CORPUS_ID_BYTES = 32
-"""Maximum bytes of a slot's `corpus_id`, a digest of 256 bits. For a slot, the drafter `lookup` copies only from
+"""Maximum bytes of a slot's `corpus_id`, a digest of 256 bits. The drafter `lookup` copies into a slot only from
 outputs of slots with the same `corpus_id`."""
 
 
 def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
-    """Parse the setting `draft_logprobs`: auto, full, topk or topk:N. Return (kind, N); N is None if the text has none.
-    Raises ValueError for any other text.
+    """Parse the setting `draft_logprobs`: auto, full, topk or topk:N, where N is the number of likeliest tokens whose
+    log-probs are sent. Return (kind, N); N is None in a text without it. Raises ValueError for any other text.
     """
     # "topk:64": (DraftLogprobs.TOPK, 64)
     name, colon, size = text.partition(":")
@@ -60,9 +59,7 @@ def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bounds of a numeric parameter of a request. They are used to check values, and in the schema and the documents of
-    the HTTP API.
-    """
+    """Bounds of a numeric parameter of a request, for checks and for the schema and documents of the HTTP API."""
 
     low: float
     high: float
@@ -144,17 +141,18 @@ defaults."""
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """Parameters of a beam search, which `outrider.engine.speculation.beam` runs."""
+    """Parameters of a beam search."""
 
     width: int
     """Number of beams, which is also the number of choices."""
     length_penalty: float = 1.0
-    """Exponent in the score of an output, which is the sum of its log-probs divided by length ** length_penalty."""
+    """Exponent in the score of an output: the sum of its log-probs, divided by n ** length_penalty for n output
+    tokens."""
     early_stopping: EarlyStopping = EarlyStopping.FALSE
 
     def check(self, vocab_size: int, name: str = "n") -> None:
-        """Raise InvalidRequest for the first field that is out of range. vocab_size: vocabulary size of the target, or
-        ANY_VOCABULARY. name: name of the request's parameter that gives the width, for errors.
+        """Raise InvalidRequest for the first field that is out of range. vocab_size: vocabulary size of the target;
+        ANY_VOCABULARY = not known. name: name of the request's parameter that gives the width, for errors.
         """
         remedy = " with use_beam_search; one beam alone is greedy decoding, temperature 0"
         Range(2, min(MAX_CHOICES, vocab_size // 2), remedy=remedy).check(name, self.width)
@@ -180,9 +178,7 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters by which the tokens of one choice are drawn, named as in OpenAI's API and vLLM. They are applied by
-    `outrider.engine.sampling`.
-    """
+    """Parameters by which the tokens of one choice are drawn, named as in OpenAI's API and vLLM."""
 
     max_tokens: int = 16
     """Maximum number of output tokens."""
@@ -204,11 +200,11 @@ class SamplingParams:
     """Sequences of token ids that must not appear in the output. Wherever the output ends with all but the last token
     of a sequence, the last token is banned."""
     min_tokens: int = 0
-    """Number of output tokens that must be drawn before an end-of-sequence id or stop id may be."""
+    """Number of output tokens before which no end-of-sequence id or stop id can be drawn."""
     seed: int = 0
     """Key of the counter-based random number generator, 64 bits."""
     choice: int = 0
-    """Index of this choice among the n choices of its request."""
+    """Index, from 0, of this choice among the n choices of its request."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
@@ -222,8 +218,8 @@ class SamplingParams:
     grammar: str = ""
     """Grammar that the output must follow, in llguidance's JSON format; empty = no grammar."""
     beams: BeamParams | None = None
-    """Parameters of a beam search, by which the output is then found instead of drawn. NOT_WITH_BEAMS lists the fields
-    that must have their defaults. None = no beam search."""
+    """Parameters of the beam search that finds the output, in place of drawing. NOT_WITH_BEAMS lists the fields that it
+    does not allow. None = no beam search."""
 
     @property
     def greedy(self) -> bool:
@@ -232,17 +228,15 @@ class SamplingParams:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether the next token is determined by the tokens before it and the seed. That is so at temperature 0, and
+        """Whether the tokens before it and the seed alone determine the choice's next token: at temperature 0, and
         under the rule `coupled`. A draft token is then accepted if it equals that token, whatever distribution it was
         drawn from.
         """
         return self.greedy or self.acceptance is AcceptanceRule.COUPLED
 
     def stop_ids(self, eos_token_ids: Iterable[int]) -> set[int]:
-        """Return the token ids that end the output: the request's stop ids and, unless `ignore_eos` is set,
-        `eos_token_ids`.
-
-        eos_token_ids: the end-of-sequence ids of the model.
+        """Return the token ids that end the output: the request's stop ids and, unless `ignore_eos` is set, the model's
+        end-of-sequence ids.
         """
         stop_ids = set(self.stop_token_ids)
         if not self.ignore_eos:
@@ -250,8 +244,8 @@ class SamplingParams:
         return stop_ids
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequest for the first field that is out of range. vocab_size: vocabulary size of the target, or
-        ANY_VOCABULARY.
+        """Raise InvalidRequest for the first field that is out of range. vocab_size: vocabulary size of the target;
+        ANY_VOCABULARY = not known.
         """
         for name, allowed in RANGES.items():
             allowed.check(name, getattr(self, name))
@@ -279,9 +273,8 @@ class SamplingParams:
 
     @property
     def max_cached(self) -> int:
-        """Maximum number of output tokens whose keys and values this choice needs in the KV cache at once. It is
-        `max_tokens`, or in a beam search `max_tokens` times the number of beams, since all tokens of the beams may
-        differ.
+        """Maximum number of output tokens whose keys and values this choice needs in the KV cache at once:
+        `max_tokens`, times the number of beams in a beam search.
         """
         if self.beams is None:
             return self.max_tokens
@@ -384,15 +377,15 @@ class SamplingParams:
 
 
 def acceptance_of(value: pb.AcceptanceRule, name: str) -> AcceptanceRule | None:
-    """Return the acceptance rule that a protobuf message gives. None = the message gives none. name: name of the field,
-    for errors. Raises InvalidRequest for an unknown value.
+    """Convert a protobuf enum value to an acceptance rule. None = the message gives none. name: name of the field, for
+    errors. Raises InvalidRequest for an unknown value.
     """
     return _parse_enum(AcceptanceRule, value, name)
 
 
 def draft_logprobs_of(value: pb.DraftLogprobs, name: str) -> DraftLogprobs | None:
-    """Return the kind of `draft_logprobs` that a protobuf message gives. None = the message gives none. name: name of
-    the field, for errors. Raises InvalidRequest for an unknown value.
+    """Convert a protobuf enum value to a kind of `draft_logprobs` (auto, full or topk). None = the message gives none.
+    name: name of the field, for errors. Raises InvalidRequest for an unknown value.
     """
     return _parse_enum(DraftLogprobs, value, name)
 
@@ -410,7 +403,7 @@ def _parse_enum(kinds: type[Kind], value: int, name: str) -> Kind | None:
 
 
 def check_cache_salt(salt: str) -> None:
-    """Raise InvalidRequest unless the salt has 1 to MAX_SALT_BYTES bytes of UTF-8."""
+    """Raise InvalidRequest unless a request's `cache_salt` has 1 to MAX_SALT_BYTES bytes of UTF-8."""
     num_bytes = len(salt.encode())
     if not 1 <= num_bytes <= MAX_SALT_BYTES:
         raise InvalidRequest(

@@ -46,8 +46,8 @@ def read_defaults(file: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]
 
 
 def usable_defaults(reported: Mapping[str, float]) -> dict[str, float]:
-    """Return those defaults that can be used. reported: sampling defaults by name, as a target reports them. Values out
-    of range are left out.
+    """Return the sampling defaults that a target reports, without those that are out of range. reported: values by
+    name.
     """
     return {name: value for name, value in reported.items() if _is_usable(name, value)}
 

@@ -33,8 +33,8 @@ class Scheduling:
     priority: int = 0
     """Order of the request among the requests of the same caller: a lower number runs first, as in vLLM."""
     max_tpot_ms: float | None = None
-    """Upper limit of the time per output token of the request, in milliseconds. A step that includes it verifies fewer
-    draft tokens, of all its slots, to stay below the limit. None = no limit."""
+    """Upper limit of the time per output token of the request, in milliseconds. To keep it, a step that includes the
+    request verifies fewer draft tokens, also of other slots. None = no limit."""
 
     def to_proto(self) -> pb.Scheduling:
         """Convert the parameters to a protobuf message."""
@@ -54,14 +54,13 @@ class Scheduling:
 
 
 class VirtualTokens:
-    """Fair queueing of callers. It has a count per active caller: the tokens that the caller was served, divided by its
-    weight. The waiting caller with the smallest count is served next.
+    """Fair queueing of callers. It counts, for each caller that has requests, the tokens that the caller was served,
+    divided by its weight. The waiting caller with the smallest count is served next.
 
     This is algorithm 2 of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, with the virtual time
     of weighted fair queueing (Demers, Keshav and Shenker, 1989). A caller cannot save up tokens by being idle: when it
-    begins to wait, its count is raised to at least the weighted mean of the waiting callers' counts. A caller that
-    keeps waiting keeps its count, while that mean grows with every token served. So sooner or later new callers begin
-    with larger counts than this caller, which is then served first.
+    begins to wait, its count is raised to at least the weighted mean of the waiting callers' counts. That mean grows
+    with every token served, so new callers soon begin above a caller that keeps waiting, which is then served first.
     """
 
     def __init__(self) -> None:
@@ -74,7 +73,7 @@ class VirtualTokens:
         """Weighted mean of `_served` over the waiting callers."""
 
     def wait(self, waiting: Mapping[bytes, float], active: Iterable[bytes]) -> None:
-        """Set which callers are waiting and active now. The counts of all other callers are dropped.
+        """Set which callers are waiting and active now. What all other callers were served is forgotten.
 
         waiting: weight of each caller that has a request waiting to be served. active: all callers that have requests,
         waiting or running.
@@ -94,11 +93,9 @@ class VirtualTokens:
         self._average += amount / self._total_weight
 
     def served(self, caller: bytes) -> float:
-        """Return the tokens that an active caller was served divided by its weight. The waiting caller with the
-        smallest result is served next.
-        """
+        """Return the count of a caller that has requests: the tokens that it was served, divided by its weight."""
         return self._served[caller]
 
     def served_after(self, caller: bytes, amount: float) -> float:
-        """Return what `served` would return for a waiting caller after it was served `amount` more tokens."""
+        """Return the tokens that a waiting caller was served, plus `amount` more, divided by its weight."""
         return self._served[caller] + amount / self._weights[caller]

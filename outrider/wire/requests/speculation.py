@@ -17,13 +17,13 @@ from outrider.wire.requests.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, Range,
 from outrider.wire.requests.tree_shape import TreeShape
 
 DEFAULT_TOPK = 128
-"""Number of tokens whose log-probs are sent per distribution (kind TOPK) if the request gives no `draft_topk`."""
+"""Number of likeliest tokens whose log-probs are sent per distribution where distributions are cut and neither the
+request nor the gateway gives a number."""
 MIN_GAIN = 1.2
-"""Minimum speed-up over plain decoding for which draft tokens are used. It is compared with the speed-up that is
-expected from a step's draft tokens, or that was measured in a trial of a draft worker. It is above 1 because the
-estimate leaves out costs (messages, memory bandwidth that others use) of 5 to 10 % of a step, measured with 8 to 64
-slots on two cores. With 1.1, eight slots were 0.91 times as fast as plain decoding. With 1.4, draft tokens that would
-make decoding faster are not used."""
+"""Minimum factor by which draft tokens must speed up decoding to be used, as expected of a step's draft tokens or as
+measured in a trial of a draft worker. The estimate leaves out costs (messages, memory bandwidth that others use) of 5
+to 10 % of a step, measured with 8 to 64 slots on two cores. With 1.1, eight slots were 0.91 times as fast as plain
+decoding. With 1.4, draft tokens that would make decoding faster are not used."""
 MAX_DRAFTS = 8
 """Maximum number of draft workers of one choice."""
 
@@ -115,18 +115,19 @@ class Speculation:
     `num_draft_tokens`."""
     draft_logprobs: DraftLogprobs = DraftLogprobs.AUTO
     draft_topk: int = DEFAULT_TOPK
-    """Number of tokens whose log-probs are sent per distribution, if distributions of kind TOPK are sent."""
+    """Number of likeliest tokens whose log-probs are sent per distribution where distributions are cut: with
+    `draft_logprobs` topk, or auto if a step's payload is large."""
     is_sequential: bool = False
-    """Whether draft and target alternate: the draft begins to draft only after the target's verdict. False = the draft
-    drafts ahead while the target verifies."""
+    """Whether the draft worker begins to draft for a round only after the target's verdict on the round before. False =
+    it drafts ahead while the target verifies."""
     draft_index: int = 0
-    """Index, from 0, of the draft worker that gets these parameters among the draft workers of its choice."""
+    """Number of the draft worker that gets these parameters, counted from 0 over all draft workers of the choice."""
     explain: bool = False
     """Whether the target's verdicts also explain which draft tokens were verified, and why no more were accepted."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether no step verifies draft tokens."""
+        """Whether the slot's steps verify no draft tokens, because K or `max_draft_tokens` is 0."""
         return self.num_draft_tokens == 0 or not self.max_draft_tokens
 
     @property

@@ -23,8 +23,8 @@ class TreeShape:
     """
 
     widths: tuple[int, ...] = ()
-    """Number of children of every node, by the node's depth from 0 on. For example (4, 2) has 4 nodes at depth 1 and 8
-    at depth 2. Empty = the shape is given by `num_nodes`."""
+    """Number of children of every node, by the node's depth, from 0 for the root. For example (4, 2) has 4 nodes at
+    depth 1 and 8 at depth 2. Empty = the shape is given by `num_nodes`."""
     num_nodes: int = 0
     """Maximum number of nodes. The nodes with the largest products of draft probabilities along their paths from the
     root are verified. 0 = the shape is given by `widths`."""
@@ -53,7 +53,7 @@ class TreeShape:
 
     @property
     def depth(self) -> int:
-        """Maximum depth that a node may have."""
+        """Maximum depth of a node, where the root's children have depth 1."""
         if self.widths:
             return len(self.widths)
         return min(self.max_depth, self.num_nodes)
@@ -72,8 +72,8 @@ class TreeShape:
         return num_nodes
 
     def check(self, name: str = "tree") -> None:
-        """Raise InvalidRequest if the shape has both `widths` and `num_nodes`, or more than MAX_DRAFT_TOKENS nodes or
-        levels. name: name of the parameter, for errors.
+        """Raise InvalidRequest if the shape has both `widths` and `num_nodes`, a number below 1, more than
+        MAX_DRAFT_TOKENS nodes, or a larger depth than that. name: name of the parameter, for errors.
         """
         if self.widths and self.num_nodes:
             raise InvalidRequest(f"{name} has both widths and num_nodes; give one of them", param=name)
@@ -90,11 +90,10 @@ class TreeShape:
             )
 
     def reduced_to(self, depth: int, num_nodes: int) -> TreeShape | None:
-        """Return this shape, reduced to at most `depth` levels and at most `num_nodes` nodes (the root does not count).
-        None = no node would remain.
+        """Return this shape, cut to depth `depth` and to at most `num_nodes` nodes (the root does not count). None = no
+        node would remain.
 
-        First the deepest levels are dropped. Then the largest number of children in `widths` is reduced by one, again
-        and again, until the tree is small enough.
+        Of `widths`, the last are dropped first. Then the largest is reduced by one until the tree is small enough.
         """
         # 4x2x1 to a depth of 2 and 8 nodes: 4x2 (12 nodes), 3x2 (9), 2x2 (6)
         if depth < 1 or num_nodes < 1:

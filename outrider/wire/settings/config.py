@@ -457,7 +457,7 @@ Config = TypeVar("Config", bound=_ProcessConfig)
 
 def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> Config:
     """Return the settings of a process as an instance of class `cls`. Each setting is taken from the command line, or
-    else from `given`, or else from the environment.
+    else from the keyword arguments `given`, or else from the environment.
 
     argv: the command line without the program's name; None = there is no command line. With `--help` in it, this prints
     the help and exits. Raises ConfigError with the setting's name, its value and what is allowed.
@@ -506,10 +506,8 @@ def check_variables(cls: type[BaseSettings]) -> None:
 
 
 def location_of(detail: Mapping[str, Any]) -> str:
-    """Return the name of the setting that an error of pydantic is about, such as keys.0.name. It is empty if the error
-    is about several settings.
-
-    detail: an item of pydantic's `ValidationError.errors()`.
+    """Return the name of the setting that an item of pydantic's `ValidationError.errors()` is about, such as
+    keys.0.name. It is empty if the error is about several settings.
     """
     return ".".join(map(str, detail["loc"]))
 

@@ -101,11 +101,11 @@ def _select_cores(cores: Sequence[int], begin: int, num_cores: int) -> frozenset
 
 
 def shares(num_cores: int, num_targets: int, num_drafts: int) -> tuple[float, float]:
-    """Return (number of cores for each target, number of cores for each draft).
+    """Return (number of cores for each target, number of cores for each draft worker).
 
-    All drafts together get a quarter of the cores, and each draft at least one core; the targets share the others. If
-    there are fewer cores than workers, each worker gets the same fraction of a core, and several workers are pinned to
-    one core.
+    All draft workers together get a quarter of the cores, and each at least one; the targets share the others. If there
+    are fewer cores than workers, each worker gets the same fraction of a core, and several workers are pinned to one
+    core.
     """
     num_workers = num_targets + num_drafts
     if num_workers > num_cores:

@@ -19,7 +19,7 @@ from outrider.wire.settings.pools import Pool
 
 OVERHEAD_BYTES = 2 << 30
 """Bytes of GPU memory that a worker needs in addition to weights and KV cache. Sampling and acceptance in a full step
-of 64 slots with a vocabulary of 128,256 take 1.8 GiB of it (`loading.memory.decision_bytes`)."""
+of 64 slots with a vocabulary of 128,256 take 1.8 GiB."""
 UNPACKED_BYTES = 2
 """Bytes that each weight of a GGUF file takes on a GPU once it is unpacked to bfloat16."""
 MAX_INDEX_BYTES = 24 << 20
@@ -32,7 +32,7 @@ def gpu_shares(pools: Iterable[Pool]) -> dict[str, float]:
     workers is at most 1.
 
     The fraction of a worker is proportional to the bytes of its weights plus OVERHEAD_BYTES. If the size of a model
-    cannot be found on this machine, all drafts together get a quarter and the targets the rest.
+    cannot be found on this machine, all draft workers together get a quarter and the targets the rest.
     """
     # Weights of 14 and 2 GiB: 16 and 4 GiB with overhead, so 0.8 and 0.2.
     sharing = list(pools)
@@ -59,8 +59,8 @@ def utilization_of(share: float, fraction: float = GPU_FRACTION) -> float:
     """Return the setting `gpu_memory_utilization` for a worker: `share` times `fraction`, rounded down to three
     decimals.
 
-    share: the worker's share of what all workers may take. fraction: fraction of the GPU that all workers may take
-    together.
+    share: the worker's fraction of the memory that workers divide among them. fraction: that memory as a fraction of
+    the GPU's.
     """
     return int(1000 * share * fraction) / 1000
 

@@ -105,14 +105,14 @@ class Pool(BaseModel):
 
     @property
     def has_model(self) -> bool:
-        """Whether the pool's workers run a model. False = they are drafts that propose tokens from tables, and need
-        little of their machine's cores and memory.
+        """Whether the pool's workers run a model. False = they are draft workers that propose tokens from tables, and
+        need little of their machine's cores and memory.
         """
         return not isinstance(self.worker, DraftConfig) or self.worker.has_model
 
     @property
     def drafter_or_model(self) -> str:
-        """Name of the pool's model for messages; for drafts without a model, their drafter."""
+        """Name of the pool's model for messages; for draft workers without a model, their drafter."""
         if isinstance(self.worker, DraftConfig) and not self.worker.has_model:
             return f"{self.worker.drafter}, without a model"
         return self.worker.model
@@ -123,15 +123,15 @@ class Pool(BaseModel):
         return self.min < self.max
 
     def member(self, index: int) -> str:
-        """Return the name of the worker of this pool with an index, counted from 0. The name is unique in the system,
-        and a restarted worker keeps it.
+        """Return the name of worker number `index` of this pool, counted from 0. The name is unique in the system, and
+        a restarted worker keeps it.
         """
         if self.name == self.role:
             return f"{self.name}-{index}"
         return f"{self.role}-{self.name}-{index}"
 
     def values(self) -> Values:
-        """Return the pool's settings as a mapping. `read_pools` accepts it as the value for the pool's name."""
+        """Return the pool's settings as a mapping from which `read_pools` makes the same pool."""
         values = self.worker.model_dump(exclude_unset=True)
         for name in ("count", "min", "max", "num_cpus", "num_gpus", "model_name"):
             value = getattr(self, name)
@@ -174,8 +174,9 @@ def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence
     """Return the settings of a process as an instance of class `cls`. Settings that `values` does not have are taken
     from environment variables.
 
-    name: name of this part in the user's settings, for errors. other_names: names that are also allowed in this part
-    but are not settings of `cls`; the error on an unknown name lists them. Raises ConfigError.
+    name: name of this section of the user's settings, for errors. other_names: names that the section may have besides
+    settings of `cls`; the caller has removed them from `values`, and the error on an unknown name lists them too.
+    Raises ConfigError.
     """
     given = mapping(name, values)
     unknown = sorted(set(given) - set(cls.model_fields))
@@ -194,7 +195,7 @@ def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence
 
 
 def mapping(name: str, values: object) -> Values:
-    """Return `values` if it is a mapping with texts as keys; otherwise raise ConfigError. name: name of this part in
+    """Return `values` if it is a mapping with texts as keys; otherwise raise ConfigError. name: name of this section of
     the user's settings, for errors.
     """
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -203,8 +204,8 @@ def mapping(name: str, values: object) -> Values:
 
 
 def read_model(name: str, cls: type[Any], values: object) -> Any:
-    """Return an instance of the pydantic model `cls` whose fields are `values`. name: name of this part in the user's
-    settings, for errors. Raises ConfigError for a wrong field.
+    """Return an instance of the pydantic model `cls` whose fields are `values`. name: name of this section of the
+    user's settings, for errors. Raises ConfigError for a wrong field.
     """
     given = mapping(name, values)
     for setting in given:

@@ -151,18 +151,17 @@ class SystemConfig:
 
     @property
     def targets(self) -> list[Pool]:
-        """The pools of targets."""
+        """The pools of target workers."""
         return [pool for pool in self.pools if pool.role == "target"]
 
     @property
     def drafts(self) -> list[Pool]:
-        """The pools of drafts."""
+        """The pools of draft workers."""
         return [pool for pool in self.pools if pool.role == "draft"]
 
     def pools_ending_with_launcher(self) -> list[Pool]:
-        """Return those pools whose workers end together with their launcher even though the system has a name, by which
-        workers normally outlive it. They are the targets with tensor_parallel. The list is empty if the system has no
-        name.
+        """Return the target pools with tensor_parallel in a system with a name; the list is empty if the system has
+        none. Other workers of such a system outlive their launcher, but the workers of these pools end with it.
         """
         if self.ray is None or self.ray.name is None:
             return []
@@ -350,11 +349,11 @@ def merge_settings(
     """Return the settings of a system that `outrider up` starts. Each setting is taken from the flags, or else from the
     file, or else from the environment. If none of them names a model, the demo pair is served.
 
-    file: content of the system's file. flags: settings by part ("target", "draft", "gateway", "ray") and name, with
-    None for a flag that was not given. no_draft: whether to leave out the draft. no_ray: whether to leave out Ray.
-    certificates: folder that `outrider certs` wrote, with a folder for each part. gpu_memory_utilization: fraction of
-    each GPU that its workers may take together. Raises ConfigError for settings that are wrong or contradict each
-    other.
+    file: content of the system's file. flags: values by section ("target", "draft", "gateway", "ray") and setting, with
+    None for a flag that was not given. no_draft: whether to leave out the draft worker. no_ray: whether to leave out
+    Ray. certificates: folder that `outrider certs` wrote, with a folder for each kind of process.
+    gpu_memory_utilization: fraction of each GPU that its workers may take together. Raises ConfigError for settings
+    that are wrong or contradict each other.
     """
     if no_draft and flags["draft"]["model"] is not None:
         raise ConfigError("--no-draft and --draft contradict each other; leave one out")

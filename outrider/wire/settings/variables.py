@@ -83,10 +83,8 @@ def part_of(cls: type[BaseSettings]) -> str:
 
 
 def suggest(written: str, known: Collection[str]) -> str:
-    """Return the end of an error on an unknown name: "did you mean ...?" with the most similar known name, or a list of
-    all known names if none is similar.
-
-    written: the unknown name. known: the known names.
+    """Return the end of an error on the unknown name `written`: "did you mean ...?" with the most similar known name,
+    or a list of all known names if none is similar.
     """
     close = difflib.get_close_matches(written, known, 1, _MIN_SIMILARITY)
     if close:

@@ -33,7 +33,8 @@ Fields = Mapping[str, str | int | float | None]
 GATEWAY = "gateway"
 """Name of the gateway's process in logs. Only this process sees users' text, while workers see token ids."""
 PIPE_BYTES = 1 << 20
-"""Size in bytes of the pipe from which stderr is read: the maximum for a process without privileges on Linux."""
+"""Size in bytes of the pipe through which this process reads what C libraries write to stderr: the maximum for a
+process without privileges on Linux."""
 LINE_START = '{"time": "'
 """Text at the start of every line that JsonFormatter makes."""
 _MACHINE_ERRORS = (OSError, MemoryError, ImportError)
@@ -96,8 +97,8 @@ def configure_logging(level: str, process: str, log_format: LogFormat = "text") 
 
 
 def adopt_loggers() -> None:
-    """Remove the log handlers that libraries have installed, so that their lines go to our handler. Call it after
-    importing those libraries. Does nothing if the log's format is text.
+    """Remove the log handlers that libraries have installed, so that their lines go to this process's handler. Call it
+    after importing those libraries. Does nothing if the log's format is text.
     """
     if not _is_json():
         return
@@ -127,11 +128,11 @@ def num_dropped_lines() -> int:
 
 
 def describe(error: BaseException, *, in_worker: bool = False) -> str:
-    """Return a text with the type and traceback of an exception; before it come the same of the exceptions that caused
+    """Return a text with the type and traceback of an exception, after the same text about each exception that caused
     it. The message of an exception is included only if exceptions of its class never quote what a user sent.
 
-    in_worker: whether this process is a worker. Workers see no text of users, so the messages of RuntimeErrors are then
-    included too.
+    in_worker: whether this process is a worker. Messages of RuntimeErrors are then included too, since no user's text
+    reaches a worker.
     """
     cause = error.__cause__
     if cause is None and not error.__suppress_context__:

@@ -60,18 +60,18 @@ class AcceptanceWindow:
 
 
 class AcceptanceRates(Collector):
-    """Prometheus collector of the gauge `spec_acceptance_rate`. It has one AcceptanceWindow per pair of models."""
+    """Prometheus collector of the gauge `spec_acceptance_rate`, which has one value for each pair of models."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], AcceptanceWindow] = {}
         """By (target, draft)."""
 
     def of(self, target: str, draft: str) -> AcceptanceWindow:
-        """Return the window of a pair of models, given their names. It is created if there is none."""
+        """Return the AcceptanceWindow of a pair of models, given their names. It is created if there is none."""
         return self._windows.setdefault((target, draft), AcceptanceWindow())
 
     def forget(self, target: str, draft: str) -> None:
-        """Remove the window of a pair of models that is no longer served."""
+        """Remove the AcceptanceWindow of a pair of models that is no longer served."""
         self._windows.pop((target, draft), None)
 
     def collect(self) -> Iterable[Metric]:
@@ -106,18 +106,17 @@ _PAIR = ("target", "draft")
 """Labels of the series on rounds: names of the target's and the draft's model. Without a draft its label is empty."""
 
 PLAIN_REASONS = ("off", "end", "no_draft", "busy", "none_parked", "nothing", "does_not_pay", "refused")
-"""Values of the label `reason`, which says why a step had no draft tokens:
+"""Values of the label `reason`, which says why a step verified no draft tokens of a slot:
 
 off = the request or the gateway turned drafting off. end = the output would end before a draft token could be accepted.
-no_draft = no draft worker is connected. busy = no draft worker has a free slot. none_parked = the draft buffer was
-empty. nothing = the target's own drafters had nothing to propose. does_not_pay = verifying draft tokens, or waiting for
-them, would have taken longer than they save, or the draft pauses for that reason. refused = the delivered draft tokens
-broke a rule of the protocol."""
+no_draft = no draft worker is connected. busy = no draft worker has a free slot. none_parked = the slot's draft buffer
+was empty. nothing = the target's own drafters had nothing to propose. does_not_pay = verifying draft tokens, or waiting
+for them, would have taken longer than they save, or the draft worker pauses for that reason. refused = the delivered
+draft tokens broke a rule of the protocol."""
 
 FEATURE_FATES = ("sent", "dropped", "received")
-"""Values of the label `fate` of hidden states that a target makes for the heads of draft workers: sent = sent by the
-target, dropped = dropped by the target because the draft worker reads too slowly, received = received by a draft
-worker."""
+"""Values of the label `fate` of features: sent = sent by the target, dropped = dropped by the target because the draft
+worker reads too slowly, received = received by a draft worker."""
 
 SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
 """Upper bounds, in seconds, of the buckets of every histogram of times. The last, 1049 s, is above the default of
@@ -125,8 +124,8 @@ SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
 
 
 class GatewayMetrics:
-    """Prometheus series of the gateway. The method `pair` returns the series on the rounds of a pair of models, the
-    method `answers` those on the choices of a served model.
+    """Prometheus series of the gateway. The method `pair` returns the series on the rounds of one pair of models, the
+    method `answers` the series on the choices of one served model.
     """
 
     def __init__(self) -> None:
@@ -147,8 +146,8 @@ class GatewayMetrics:
         """Counter of the draft tokens that were accepted, including those after the end of an output. 1 +
         rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]) is the mean accepted length."""
         self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", _PAIR, registry=r)
-        """Counter of rounds: one for each slot of a step for which at least one draft token was verified.
-        rate(spec_rounds_total[5m]) is their number per second."""
+        """Counter of rounds with draft tokens: one for each step and slot of which the step verified at least one draft
+        token. rate(spec_rounds_total[5m]) is their number per second."""
         self.wasted_tokens = Counter(
             "spec_wasted_tokens", "Draft tokens that were right and came after their step.", _PAIR, registry=r
         )
@@ -159,10 +158,10 @@ class GatewayMetrics:
         """Counter of the Truncate RPCs that the gateway has sent, by worker and by reason. sum by (worker, reason)
         (rate(spec_truncate_total[5m])) is their number per second."""
         self.emitted_tokens = Counter("spec_emitted_tokens", "Tokens committed, by kind.", [*_PAIR, "kind"], registry=r)
-        """Counter of the committed output tokens, by kind (see TokenKind). sum by (kind)
+        """Counter of the committed output tokens, by kind: accepted, recovered, bonus or plain. sum by (kind)
         (rate(spec_emitted_tokens_total[5m])) is their number per second."""
         self.plain_steps = Counter("spec_plain_steps", "Steps without drafts, by why.", [*_PAIR, "reason"], registry=r)
-        """Counter of steps of a slot without draft tokens, by reason (see PLAIN_REASONS).
+        """Counter of rounds without draft tokens, one for each step and slot, by reason (see PLAIN_REASONS).
         sum(rate(spec_emitted_tokens_total[5m])) / (sum(rate(spec_rounds_total[5m])) +
         sum(rate(spec_plain_steps_total[5m]))) is the number of output tokens per choice and step of the target."""
         self.drafted_per_position = Counter(
@@ -173,15 +172,16 @@ class GatewayMetrics:
         )
         """Counter of verified draft tokens by position in the round, from 0. All nodes of a tree at one depth count as
         one token. rate(spec_accepted_per_position_total{position="0"}[5m]) /
-        rate(spec_drafted_per_position_total{position="0"}[5m]) is the fraction that was accepted, together with all
-        before them."""
+        rate(spec_drafted_per_position_total{position="0"}[5m]) is the fraction of them that was accepted; at a later
+        position, together with all before them."""
         self.accepted_per_position = Counter(
             "spec_accepted_per_position", "Draft tokens accepted, by position.", [*_PAIR, "position"], registry=r
         )
         """Counter of accepted draft tokens by position in the round, from 0. Divide it by drafted_per_position."""
         self.wire_bytes = Counter("spec_wire_bytes", "Bytes on a link.", ["link", "encoding"], registry=r)
-        """Counter of the bytes on the links between gateway and workers, by link and encoding. sum by (link, encoding)
-        (rate(spec_wire_bytes_total[5m])) is their number per second."""
+        """Counter of the bytes on Control streams between gateway and workers, by link ("gateway_target" or
+        "gateway_draft") and encoding (always "control"). sum by (link, encoding) (rate(spec_wire_bytes_total[5m])) is
+        their number per second."""
         self.round_seconds = Histogram(
             "spec_round_seconds",
             "From verdict to verdict, where there were drafts, by phase: deliver (the step was held back for them), "
@@ -190,8 +190,9 @@ class GatewayMetrics:
             buckets=SECONDS_BUCKETS,
             registry=r,
         )
-        """Histogram of the seconds of a round, by phase: deliver, verify, overhead, and total for the whole round. sum
-        by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left ()
+        """Histogram of the seconds from one verdict to the next in rounds with draft tokens, by phase: deliver = the
+        step was held for draft tokens; verify = queue, forward and decision in the target; overhead = the rest; total =
+        all of it. sum by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left ()
         sum(rate(spec_round_seconds_count{phase="total"}[5m])) is the mean time of each phase."""
         self.accepted_length = Histogram(
             "spec_accepted_length",
@@ -205,9 +206,10 @@ class GatewayMetrics:
         self.lookups = Counter(
             "spec_lookup", "Steps that were to have drafts, by whether some lay ready for them.", ["result"], registry=r
         )
-        """Counter of steps that asked the draft buffer for draft tokens, by result: "hit" = it had some, "miss" = it
-        had none. Steps of a choice whose draft has delivered nothing yet do not count.
-        sum(rate(spec_lookup_total{result="hit"}[5m])) / sum(rate(spec_lookup_total[5m])) is the fraction of hits."""
+        """Counter of the times that a slot became ready for a step, per draft worker, by result: "hit" = draft tokens
+        of that draft worker were in the draft buffer, "miss" = none were. A draft worker that has delivered nothing to
+        the slot yet does not count. sum(rate(spec_lookup_total{result="hit"}[5m])) / sum(rate(spec_lookup_total[5m]))
+        is the fraction of hits."""
         for result in ("hit", "miss"):
             self.lookups.labels(result=result)
         self.hold_seconds = Histogram(
@@ -223,8 +225,8 @@ class GatewayMetrics:
         self.proposals_refused = Counter(
             "spec_proposals_refused", "Steps for which drafts came that broke a rule.", registry=r
         )
-        """Counter of refusals of draft tokens that broke a rule of the protocol, one per step and draft.
-        rate(spec_proposals_refused_total[5m]) is their number per second."""
+        """Counter of the steps of a slot for which a delivery broke a rule of the protocol; each draft worker that sent
+        one counts. rate(spec_proposals_refused_total[5m]) is their number per second."""
         self.requests = Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r)
         """Counter of choices that ended, by outcome. sum by (outcome) (rate(outrider_requests_total[5m])) is their
         number per second."""
@@ -270,9 +272,10 @@ class GatewayMetrics:
         """Counter of rounds that were run again, by reason. sum by (reason) (rate(outrider_retries_total[5m])) is their
         number per second.
 
-        lost = the target's stream ended. fault = the target failed. slot = the target had no such slot. behind = its
-        slot had fewer committed tokens than the gateway. length = its verdict was for another number of committed
-        tokens. full, draining = the target took no slot, and the slot was opened at another target."""
+        lost = the target's stream ended. fault = the target failed. slot = the target did not have the choice's slot.
+        behind = the target's slot had fewer committed tokens than the gateway. length = the target's verdict was for
+        another number of committed tokens than the gateway has. full, draining = the target refused to open the slot,
+        and another target opened it."""
 
     def answers(self, model: str) -> ChoiceMetrics:
         """Return the series on the choices of the served model with id `model`."""
@@ -337,9 +340,7 @@ def _samples(series: Counter) -> list[tuple[dict[str, str], float]]:
 
 
 class PairMetrics:
-    """Those series of GatewayMetrics that have the labels target and draft, for one value of these labels: one pair of
-    models.
-    """
+    """Series of GatewayMetrics on the rounds of one pair of models: those with the labels target and draft."""
 
     def __init__(self, metrics: GatewayMetrics, target: str, draft: str) -> None:
         pair = {"target": target, "draft": draft}
@@ -362,7 +363,7 @@ class PairMetrics:
 
 
 class ChoiceMetrics:
-    """Those series of GatewayMetrics that have the label model, for one value of this label: one served model."""
+    """Series of GatewayMetrics on the choices of one served model: those with the label model."""
 
     def __init__(self, metrics: GatewayMetrics, model: str) -> None:
         self.prompt_tokens: Counter = metrics.prompt_tokens.labels(model)
@@ -411,7 +412,8 @@ class WorkerMetrics:
         self.kv_blocks = gauge("kv_blocks", "KV blocks in all.")
         """Gauge outrider_worker_kv_blocks: number of all KV blocks of the worker, in use or not."""
         self.steps = counters("steps", "Slots stepped, by kind.", "kind")
-        """Counter of slots in steps, by kind: a step with n slots adds n. sum by (kind)
+        """Counter of the slots that a target stepped, by kind ("verify", or "plain" without draft tokens), and of the
+        nodes to which a draft worker added children (kind "grow"). sum by (kind)
         (rate(outrider_worker_steps_total[5m])) is their number per second."""
         self.guessed_tokens = counters("guessed_tokens", "Tokens proposed for the draft and fed to it.", "fate")
         """Counter of tokens that the setting `drafted_by` proposes for a draft model, by fate. drawn = the draft model
@@ -428,7 +430,7 @@ class WorkerMetrics:
         time that the worker is busy. Divided by rate(outrider_worker_batch_size_count[5m]), it is the mean seconds of a
         step."""
         self.proposals_refused = counter("proposals_refused", "Proposals refused: values, shape, epoch or length.")
-        """Counter of the proposals that a target has refused. rate(outrider_worker_proposals_refused_total[5m]) is
+        """Counter of the deliveries that a target has refused. rate(outrider_worker_proposals_refused_total[5m]) is
         their number per second."""
         parked = Counter("spec_parked_tokens", "Delivered draft tokens, by what became of them.", ["fate"], registry=r)
         self.parked_tokens: _Bound[Counter] = _Bound(parked, {})
@@ -467,34 +469,34 @@ class WorkerMetrics:
         )
         self.step_tokens = _Bound(tokens, {"worker": worker})
         """Histogram of the number of tokens in a forward, by purpose ("prefill" or "decode"). histogram_quantile(0.5,
-        rate(outrider_worker_step_tokens_bucket{purpose="prefill"}[5m])) is a median."""
+        rate(outrider_worker_step_tokens_bucket{purpose="prefill"}[5m])) is the median of one purpose."""
         self.wire_bytes = counters("delivered_bytes", "Payload bytes of proposals sent.", "encoding")
-        """Counter of the bytes of proposals that a draft worker has sent, by encoding. sum by (encoding)
+        """Counter of the bytes of the deliveries that a draft worker has sent, by encoding. sum by (encoding)
         (rate(outrider_worker_delivered_bytes_total[5m])) is their number per second."""
         names = ["worker", "peer", "fate"]
         text = "of features, by link and by what became of them."
         rows = Counter("outrider_worker_feature_rows", f"Rows {text}", names, registry=r)
         self.feature_rows = _Bound(rows, {"worker": worker})
-        """Counter of the positions whose hidden states were sent between a target and a draft, by peer and fate. sum by
-        (peer, fate) (rate(outrider_worker_feature_rows_total[5m])) is their number per second.
+        """Counter of the features, one per token, on the connection between a target and a draft worker with a head, by
+        peer and fate. sum by (peer, fate) (rate(outrider_worker_feature_rows_total[5m])) is their number per second.
 
-        A target counts "sent", and "dropped" if the draft reads too slowly; a draft counts "received". The series of a
-        connection are removed when it is closed."""
+        A target counts "sent", and "dropped" if the draft worker reads too slowly; a draft worker counts "received".
+        The series of a connection are removed when it is closed."""
         sizes_of_rows = Counter("outrider_worker_feature_bytes", f"Bytes of rows {text}", names, registry=r)
         self.feature_bytes = _Bound(sizes_of_rows, {"worker": worker})
-        """Counter of the bytes of the hidden states that feature_rows counts, by the same labels."""
+        """Counter of the bytes of the features that feature_rows counts, by the same labels."""
         self.head_bytes = gauge("head_bytes", "Memory of the projections of heads.")
         """Gauge outrider_worker_head_bytes: bytes of memory that a target uses for the projections of heads."""
         self.kept_feature_bytes = gauge(
             "kept_feature_bytes", "Memory of hidden states kept for drafts that subscribe late."
         )
-        """Gauge outrider_worker_kept_feature_bytes: bytes of hidden states that a target keeps for drafts that may ask
-        for them later."""
+        """Gauge outrider_worker_kept_feature_bytes: bytes of features that a target keeps for draft workers that may
+        ask for them later."""
         agreement = "Share of a text's positions at which a head agreed with its target when they were paired."
         head_agreement = Gauge("outrider_worker_head_agreement", agreement, ["worker", "draft"], registry=r)
         self.head_agreement = _Bound(head_agreement, {"worker": worker})
         """Gauge outrider_worker_head_agreement of a draft worker: fraction of a probe text's positions at which head
-        and target had the same most likely token when they were paired. Compare it with the acceptance by position."""
+        and target had the same most likely token when they were paired."""
 
     def forget_link(self, peer: str) -> None:
         """Remove the series of the closed connection to `peer`, so that their number does not grow for ever."""
@@ -504,8 +506,8 @@ class WorkerMetrics:
                 series.remove(peer=peer, fate=fate)
 
     def count_delivered(self, fate: str, num_tokens: int) -> None:
-        """Count draft tokens that were delivered to this target. fate: what happened to them, a label of
-        `parked_tokens`.
+        """Count draft tokens that were delivered to this target. fate: what happened to them, a value of the label
+        `fate` of `parked_tokens`.
         """
         if num_tokens:
             self.parked_tokens.labels(fate=fate).inc(num_tokens)

@@ -26,7 +26,7 @@ def name_member(name: str) -> None:
 
 
 def log_phase(text: str) -> None:
-    """Log that a phase begins. text: the phase, such as "reading weights, 270 MB"."""
+    """Log that a phase of this worker's start begins. text: the phase, such as "reading weights, 270 MB"."""
     log.info("%s%s", _member, text)
 
 
@@ -34,7 +34,7 @@ def phase_in(part: str, line: str) -> tuple[str, str] | None:
     """Return (worker name, phase) if a log line, in text or JSON, reports that a phase of a worker's start begins. None
     = the line reports anything else.
 
-    part: name of the process that wrote the log, which is returned as the worker's name if the line names no worker.
+    part: name of the process that wrote the log, which is returned as the worker's name if the line names none.
     """
     text = _phase_text(line)
     if text is None:

@@ -295,7 +295,7 @@ class _Counted:
         self._sent = sent
         self._dropped = dropped
         self.num_exported = 0
-        """Number of spans that were taken from the SDK's queue so far."""
+        """Number of spans that were taken so far from the SDK's queue of spans to send."""
 
     def export(self, spans: Sequence[Any]) -> Any:
         self.num_exported += len(spans)

@@ -14,8 +14,7 @@ from outrider.wire.errors import ConfigError
 _HOST_PORT = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+):([0-9]{1,5})", re.ASCII | re.IGNORECASE)
 _MAX_PORT = 2**16 - 1
 GRPC_PORT_HEADER = "x-outrider-grpc-port"
-"""Name of an HTTP header. With every reply to /v1/models a gateway sends its gRPC port in it, for clients that know
-only the HTTP address."""
+"""HTTP header in which a gateway sends its gRPC port with every reply to /v1/models."""
 
 
 def is_host_port(text: str) -> bool:

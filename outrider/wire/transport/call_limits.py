@@ -28,10 +28,10 @@ MAX_WAITING = 256
 """Maximum number of open unary calls of one caller whose message has not arrived yet. Further calls are refused."""
 MESSAGE_TIMEOUT_S = 10.0
 """Maximum seconds from the start of a unary call until its request message has arrived, including the time for which
-MAX_MESSAGES makes the call wait. Users' requests have another limit: see `gateway.api.grpc_api`."""
+MAX_MESSAGES makes the call wait."""
 MAX_DELIVERY_STREAMS = 256
-"""Maximum number of open streams that bring draft tokens to a target; further ones are refused. A single host may have
-a quarter of them. Each draft worker opens one, and each may hold one message of the maximum size in the target's
+"""Maximum number of open streams that bring draft tokens to a target, one from each draft worker; further ones are
+refused. A single host may have a quarter of them. Each may hold one message of the maximum size in the target's
 memory."""
 MAX_WATCHING_CALLS = 16
 """Maximum number of open calls that watch a server's health or list its services. A single caller may have a quarter of
@@ -103,7 +103,7 @@ class CallQueue:
 
 
 def host_of(context: Any) -> str:
-    """Return the host of the peer that made a call: its address without the port. context: gRPC's call context."""
+    """Return the host of the peer that made a call: its address without the port."""
     return str(context.peer()).rpartition(":")[0]
 
 
@@ -115,7 +115,7 @@ def _caller_of(context: Any) -> str:
 
 
 class LimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Interceptor that applies the limits to every call of a server, before the call's message is read."""
+    """Interceptor that limits the open calls of a server, in all and per caller, before it reads a call's message."""
 
     def __init__(self) -> None:
         looking = CallLimits("calls watch health or ask for services", MAX_WATCHING_CALLS, MAX_WATCHING_CALLS // 4)

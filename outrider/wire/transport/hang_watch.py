@@ -11,11 +11,12 @@ from __future__ import annotations
 MIN_SILENCE_S = 4.0
 """Seconds that any step of a worker's engine may take, even if its recent steps were much shorter."""
 STEPS = 8
-"""Factor on the seconds of an engine's longest recent step: an engine whose step takes longer than the product counts
-as hung."""
+"""Maximum duration of a step of a worker's engine, as a multiple of its longest recent step. If a step takes longer,
+the engine counts as hung."""
 
 MAX_STEP_S = 300.0
-"""Maximum seconds of a step, however long the recent steps were. It is also the limit of an engine's first step."""
+"""Maximum seconds of a step of a worker's engine, however long its recent steps were; also the limit of its first
+step."""
 
 
 def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
@@ -67,9 +68,7 @@ class HangWatch:
             self._last_step_s = now
 
     def idle(self, now: float) -> None:
-        """Record that the worker has no work at time `now`. A worker without work makes no steps, so its time without a
-        step is counted from `now` on.
-        """
+        """Record that the worker has no work at time `now`, from which its time without a step is counted."""
         self._last_step_s = now
 
     @property

@@ -38,8 +38,8 @@ Abort = Callable[[Any, OutriderError], Any]
 
 PING_TIMEOUT_MS = 10_000
 """Milliseconds without a reply to a ping after which the connection to a peer counts as lost. It is longer than
-`hang_watch.MIN_SILENCE_S`, because a process that gets no CPU time does not reply to pings either. The hang watch
-decides whether such a process hangs."""
+`hang_watch.MIN_SILENCE_S`: a process that gets no CPU time does not reply to pings either, and the hang watch is to
+decide whether it hangs."""
 LINK_KEEPALIVE: Options = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_permit_without_calls", 1)]
 """gRPC options for keepalive pings (every 2 s), for connections between our processes and for our servers."""
 _TOKEN_ID_BYTES = 5
@@ -51,8 +51,7 @@ MAX_CONNECTIONS = 4096
 """Maximum number of connections to one server; further ones are refused. The handshakes of this many connections take
 some 200 MB."""
 SPARE_FILES = 256
-"""Number of file descriptors that users' connections may not take, so that the process can still open files. An idle
-gateway with one target has 21 open."""
+"""Number of file descriptors that users' connections may not take, so that the process can still open files."""
 MAX_CALLS_OF_CONNECTION = 1024
 """Maximum number of open calls on one connection. Clients wait before they open another."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
@@ -213,9 +212,9 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
 def client_options(address: str, max_message_bytes: int, keepalive: Options = LINK_KEEPALIVE) -> Options:
     """Return the gRPC options for a client of the server at `address` (host:port).
 
-    The client tries to reconnect within seconds, while gRPC's default back-off grows to 120 s. The minimum back-off of
-    2 s is also the time that gRPC allows for a connection attempt with its handshakes; with less, a far or busy server
-    would never be reached. A proxy that the environment names (http_proxy) is not used for loopback addresses.
+    The client tries to reconnect after 2 s at most, by gRPC's default after up to 120 s. These 2 s are also the time
+    that a connection attempt may take. A proxy that the environment names (http_proxy) is not used for loopback
+    addresses.
     """
     return [
         *_common(max_message_bytes, keepalive),
@@ -249,9 +248,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def tune_malloc() -> None:
-    """Configure glibc's allocator to keep freed large buffers in this process. By default it returns the 2.5 MB of a
-    message to the kernel after every message and gets them again for the next, and a message then takes 3 times as
-    long.
+    """Configure glibc's allocator to keep freed large buffers in this process. By default it returns a message's 2.5 MB
+    to the kernel and gets them again for the next message, which then takes 3 times as long.
     """
     if sys.platform != "linux":
         return
@@ -271,8 +269,8 @@ def describe_failure(error: grpc.aio.AioRpcError) -> str:
 
 
 def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata that is sent with an error in addition to gRPC's code and message: the parameter,
-    the seconds to wait, and OpenAI's error code.
+    """Return the trailing metadata that is sent with an error in addition to gRPC's code and message: the parameter
+    that is at fault, the seconds until the client should try again, and OpenAI's error code.
     """
     trailers: list[tuple[str, str]] = []
     if error.param is not None:

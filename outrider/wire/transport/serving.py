@@ -27,8 +27,7 @@ from outrider.wire.transport.tls import CertificateFolder, server_credentials
 log = get_logger(__name__)
 
 MAX_CONCURRENT_CALLS = MAX_CONNECTIONS
-"""Maximum number of open calls on a server, streams included. Further calls are refused with RESOURCE_EXHAUSTED. The
-limits of `call_limits` and of the gateway's APIs are lower."""
+"""Maximum number of open calls on a server, streams included. Further calls are refused with RESOURCE_EXHAUSTED."""
 
 WORKER_WINDOW_BYTES = 1 << 20
 """Number of bytes of a message that may arrive at a worker's server before its servicer reads it. A distribution over a
@@ -93,9 +92,7 @@ async def start_server(
 
 
 class ServerThread:
-    """A thread with an event loop and a gRPC server, which runs until `stop`. Used by workers; the gateway has an event
-    loop of its own and calls `start_server`.
-    """
+    """A thread with an event loop and a gRPC server, which runs until `stop`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -115,9 +112,10 @@ class ServerThread:
     ) -> str:
         """Start the thread and the server. Return the server's address (host:port) once it listens.
 
-        add_services: called on the new thread. port: 0 = take a free port. max_message_bytes: maximum bytes of a
-        received message. certificates: None = no TLS. max_control_bytes: maximum bytes of a message on a Control
-        stream; None = only max_message_bytes limits it. Raises ConfigError if the server cannot listen there.
+        add_services: function that adds servicers to the server; called on the new thread. port: 0 = take a free port.
+        max_message_bytes: maximum bytes of a received message. certificates: None = no TLS. max_control_bytes: maximum
+        bytes of a message on a Control stream; None = only max_message_bytes limits it. Raises ConfigError if the
+        server cannot listen there.
         """
         self._thread.start()
         start = start_server(

@@ -128,12 +128,13 @@ class Replies(Generic[Reply]):
     added after `close` or after the end of the stream.
 
     is_expecting: whether the peer will send another reply for as long as this queue is open. The hang watch then counts
-    the peer as having work. forget: function that `close` calls.
+    the peer as having work. forget: function that removes this queue from the table of expected replies; `close` calls
+    it.
     """
 
     def __init__(self, is_expecting: bool, forget: Callable[[], object]) -> None:
         self.is_expecting = is_expecting
-        """Whether the peer will send another reply for as long as this queue is open, and so counts as having work."""
+        """Whether the peer will send another reply for as long as this queue is open."""
         self._forget = forget
         self._arrived: deque[Reply] = deque()
         self._changed = asyncio.Event()
