@@ -127,7 +127,7 @@ finite, so that no product becomes NaN."""
 
 
 class OutOfBlocks(OutriderError):
-    """Raised if running requests hold the whole KV cache: one of them has to wait or to be preempted."""
+    """Raised if a KV cache has fewer free blocks than are needed: a running request has to wait or to be preempted."""
 
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     retryable = True
@@ -203,10 +203,8 @@ class KVPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Count one more block table that holds each of these blocks.
-
-        A block must be in use, or idle (no table holds it, and its contents are still cached). Blank blocks have no
-        contents to share.
+        """Count one more block table that holds each of these blocks. A block must be in use, or idle: no table holds
+        it, and its contents are still cached.
         """
         for block in blocks:
             if self._references[block] == 0:
@@ -251,7 +249,7 @@ class BlockTable:
         self._pool = pool
         self.blocks: list[int] = []
         self.num_tokens = 0
-        """Number of the sequence's tokens that have a place in the blocks. It includes tokens whose keys and values the
+        """Number of the sequence's tokens for which blocks are reserved. It includes tokens whose keys and values the
         next forward will write."""
         self.digests: list[bytes] = []
         """Digest of the salt, followed by the digests of the table's published blocks in order. `PrefixCache.publish`

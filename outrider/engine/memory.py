@@ -36,8 +36,8 @@ _LIMITS = (
 that count the page cache). No limit is "max" in v2 and a huge number in v1."""
 
 LOCK_TIMEOUT_S = 300.0
-"""Seconds for which a worker waits while others size their caches: a third of the time that a launcher allows for
-loading."""
+"""Seconds for which a worker waits while other workers size their caches: a third of the time that a launcher allows
+for loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class MemoryBudget:
         """Return the number of blocks, of `block_bytes` each, that the KV cache gets: at most `num_wanted`.
 
         The cache takes at most `fraction` of the free memory, and leaves enough for the activations of a full step at
-        the default K and for the graphs. Raises ConfigError if there is not enough memory for one block.
+        the default K and for the captured CUDA graphs. Raises ConfigError if there is not enough memory for one block.
         """
         # free 1000, activations 300, graphs 0, fraction 0.9: 700 bytes, so 7 blocks of 100
         available = min(int(self.free_bytes * fraction), self.free_bytes - self.activations_bytes) - self.graphs_bytes

@@ -33,7 +33,7 @@ class ModelFacts:
     num_ranks: int = 1
     """Number of processes over which the weights are split."""
     num_layers: int = 0
-    """Number of decoder layers of the model; 0 for a head, since nothing taps the hidden states of a head."""
+    """Number of decoder layers of the model; 0 for a head."""
     hidden_size: int = 0
     """Width of the model's hidden states, which heads may read; 0 for a head."""
     layer_types: tuple[str, ...] = ()

@@ -42,8 +42,7 @@ class ModelRunner:
         """Largest error of a logit in the self-test of the attention path, as a fraction of the largest logit.
         `attention_choice` sets it."""
         self.num_weight_bytes = 0
-        """Size in bytes of the weights in the form in which the attention path keeps them. `loader.load_runner` sets
-        it."""
+        """Size in bytes of the weights as the attention path keeps them. `loader.load_runner` sets it."""
         self.spare = SpareMemory()
         """Device memory that is left for heads beside the model and its KV cache; 0 bytes until `cache_size.size_cache`
         has computed it."""
@@ -131,7 +130,7 @@ class ModelRunner:
     @property
     def features(self) -> Tensor:
         """Tapped hidden states of all new tokens of the last forward, in the order of its rows: [sum(num_new), taps,
-        hidden], on the model's device. float32 on the attention path `fused`, the model's dtype on others.
+        d], on the model's device. float32 on the attention path `fused`, the model's dtype on others.
         """
         assert isinstance(self.path, FeaturePath), "nothing is tapped"
         return self.path.features
@@ -250,7 +249,7 @@ class UncachedModel:
 
     @torch.inference_mode()
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the hidden states of T tokens at all taps, [T, num_layers + 2, H] float32: the inputs of the decoder
+        """Return the hidden states of T tokens at all taps, [T, num_layers + 2, d] float32: the inputs of the decoder
         layers, the output of the last layer, and that output after the final norm.
 
         Transformers' `output_hidden_states` contains all but the output of the last layer, which is taken by a hook.

@@ -42,7 +42,7 @@ class ProjectionSpec:
 
     taps: tuple[int, ...]
     """Indices of the target's hidden states that the head reads, in the order in which they are concatenated: 0 = the
-    embeddings, k = the output of layer k (from 1), `NORMED` = the last output after the final norm."""
+    embeddings, k = the output of layer k (from 1), -1 (`NORMED`) = the last output after the final norm."""
     width: Annotated[int, Field(ge=1)]
     """d, width of the features."""
     norm: Norm = "none"
@@ -107,14 +107,14 @@ class Projection(nn.Module):
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def forward(self, taps: Tensor) -> Tensor:
-        """Return the features [N, d] bfloat16 of N tokens. `taps` [N, m, dt]: their hidden states in the order of
+        """Return the features [N, d] bfloat16 of N tokens. `taps` [N, taps, dt]: their hidden states in the order of
         `spec.taps`.
         """
         return self.exact(taps).to(torch.bfloat16)
 
     def exact(self, taps: Tensor) -> Tensor:
-        """Return the features [N, d] of N tokens in the projection's own dtype, not rounded to bfloat16. `taps` [N, m,
-        dt]: the tokens' hidden states in the order of `spec.taps`.
+        """Return the features [N, d] of N tokens in the projection's own dtype, not rounded to bfloat16. `taps` [N,
+        taps, dt]: the tokens' hidden states in the order of `spec.taps`.
         """
         if self.fc is None:
             return taps[:, 0]

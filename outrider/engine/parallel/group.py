@@ -17,13 +17,13 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.telemetry.log import get_logger
 
 JOIN_TIMEOUT = timedelta(seconds=60)
-"""Maximum time in which all ranks must join the process group. It begins when all of them have connected to rank 0 and
-are ready to join."""
+"""Maximum time (a timedelta) in which all ranks must join the process group. It begins when all of them have connected
+to rank 0 and are ready to join."""
 LOAD_TIMEOUT = timedelta(minutes=30)
-"""Maximum time of one collective operation during load. It is long, since ranks that have read their part of the
-weights wait there for slower ranks."""
+"""Maximum time (a timedelta) of one collective operation during load. It is long, since ranks that have read their part
+of the weights wait there for slower ranks."""
 STEP_TIMEOUT = timedelta(seconds=60)
-"""Maximum time of one collective operation in a forward. A rank that takes longer is considered dead."""
+"""Maximum time (a timedelta) of one collective operation in a forward. A rank that takes longer is considered dead."""
 
 log = get_logger(__name__)
 
