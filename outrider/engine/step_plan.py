@@ -73,9 +73,9 @@ class Row:
     """List that begins with the token ids of the cached tokens. It may be the caller's own list: ids beyond num_cached
     are not read."""
     parents: Sequence[int] | None = None
-    """Parents of the nodes of a token tree, as in `token_tree`: for each node the index of its parent in the tree, or
-    -1. The tree is the last len(parents) tokens. None = the tokens are a chain. All new tokens are nodes of the tree;
-    nodes that were fed before are in the cache."""
+    """Index of each node's parent in a token tree, or -1 for the last token before the tree. The tree is the last
+    len(parents) tokens: all new tokens, and before them nodes that were fed earlier and are in the cache. None = the
+    tokens are a chain."""
     features: Tensor | None = None
     """Features that a head reads with the new tokens, [num_new, d]; None for models. A block head has features for the
     first new tokens alone, and reads these in place of their token ids. The other new tokens are the block that it
@@ -136,25 +136,25 @@ class StepPlan:
     """
 
     input_ids: Tensor
-    """Token ids of the columns that are fed, [B, q] int64."""
+    """Token ids of the q columns of each of B rows that are fed, [B, q] int64."""
     position_ids: Tensor
-    """Positions of the tokens that are fed, [B, q] int64."""
+    """Positions of the q tokens of each of B rows that are fed, [B, q] int64."""
     attention_mask: Tensor | None
-    """[B, L] int64: 0 for columns of padding, 1 for others; None if no row is padded."""
+    """[B, L] int64, L = `kv_len`: 0 for columns of padding, 1 for others; None if no row is padded."""
     kv_len: int
     """L, the number of tokens of the longest row."""
     start: int | None
     """Storage index of the first token, if the forward has a single row and its blocks have consecutive numbers. That
     row's keys and values are read in place, without a copy. None for other forwards."""
     gather: Tensor | None
-    """Storage indices of the keys and values that are read, [B * L] int64. Columns of padding read the trash block.
-    None if `start` is set."""
+    """Storage indices of the keys and values that are read, [B * L] int64, L = `kv_len`. Columns of padding read the
+    trash block. None if `start` is set."""
     write_to: Tensor | None
     """Storage indices at which the keys and values of the N new tokens are written, [N] int64; None if `start` is
     set."""
     write_from: Tensor | None
-    """Indices of the new tokens among the B * q columns that are fed, [N] int64; None if every column is a new
-    token."""
+    """Indices of the N new tokens among the B * q tokens (B rows of q) that are fed, [N] int64; None if every one is
+    new."""
 
     @property
     def num_rows(self) -> int:
@@ -206,8 +206,8 @@ def group_rows(rows: Sequence[Row], *, of_equal_length: bool = False) -> list[li
     """Divide the rows into groups, and return each group as a list of row indices. Each group is run in one forward, so
     that a long prompt does not widen every decode row.
 
-    of_equal_length: whether only rows of equal length may share a forward, for models that take a token's column for
-    its position.
+    of_equal_length: whether only rows of equal length may share a forward, for models in which a token's position is
+    its column in the batch.
     """
     if not of_equal_length:
         return _groups_by_width(rows, list(range(len(rows))))

@@ -66,8 +66,8 @@ def visible_tokens(
 
     parents: index of each node's parent in the tree with which the sequence ends, or -1; None = it has no tree. window:
     number of positions that a token attends to, its own included. chunk: number of positions in a chunk; a token
-    attends only to its own chunk. Both count positions, as in a chain: they cover a node's own ancestors, not its
-    siblings. None = no limit.
+    attends only to its own chunk. Siblings have one position, so that both cover a node's ancestors as if they were a
+    chain. None = no limit.
     """
     # 4 tokens, parents [-1, -1], 2 queries, window 3:  token 2 sees 0 1 2 -
     #                                                   token 3 sees 0 1 - 3

@@ -82,7 +82,7 @@ class BlockShape:
 
     @property
     def num_drafts(self) -> int:
-        """Number of draft tokens that one block gives: its size, or one less if the logits of the anchor are not used."""
+        """Number of draft tokens that one block gives: its size, or one less if the anchor's logits are not used."""
         if self.from_anchor:
             return self.size
         return self.size - 1

@@ -30,7 +30,9 @@ END = "end"
 
 @dataclass(frozen=True, slots=True)
 class RemoteTable:
-    """Copy, in the process of a rank above 0, of a block table of rank 0, with the fields that an attention path reads."""
+    """Copy of one of rank 0's block tables in the process of another rank, with the fields that an attention path
+    reads.
+    """
 
     blocks: list[int]
     """Block numbers of the sequence, in order."""
@@ -41,7 +43,7 @@ class RemoteTable:
 def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
     """Return the message that calls a forward over these rows.
 
-    with_past: whether a row with fewer new tokens than another is filled up to the same number with its last cached
+    with_past: whether a row with fewer new tokens than the widest is filled up to that number with its last cached
     token ids, some of which the `dense` path feeds again.
     """
     max_new = max((row.num_new for row in rows), default=0)

@@ -25,7 +25,7 @@ Parts = Mapping[str, Tensor]
 
 
 def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
-    """Return the weight [..., N, K] float32 of FP8 or INT8 numbers: (number - zero point) * scale.
+    """Return the weight [..., rows, columns] float32 of FP8 or INT8 numbers: (number - zero point) * scale.
 
     A scale applies to all numbers, a row, a group of columns or a block. block: number of rows and columns of a block;
     the last blocks may be smaller. None = both follow from the scale's shape.
@@ -68,8 +68,8 @@ def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> 
 
 
 def packed_integers(parts: Parts) -> Tensor:
-    """Return the weight [N, K] float32 of compressed-tensors' `pack-quantized` layout: integers in words of 32 bits
-    along the columns.
+    """Return the weight [rows, columns] float32 of compressed-tensors' `pack-quantized` layout: integers in words of 32
+    bits along the columns.
 
     The integers are stored with half of their range added. A scale and a zero point apply to a group of columns; if
     groups are not consecutive columns, `g_idx` has the group of each column.
@@ -89,8 +89,8 @@ def packed_integers(parts: Parts) -> Tensor:
 
 
 def gptq(parts: Parts, bits: int, first_zero: int) -> Tensor:
-    """Return the weight [N, K] float32 of GPTQ's layout. It is stored transposed, [K, N], as integers in words of 32
-    bits along K, with a zero point and a scale for each group of inputs.
+    """Return the weight [outputs, inputs] float32 of GPTQ's layout. It is stored transposed, as integers in words of 32
+    bits along the inputs, with a zero point and a scale for each group of inputs.
 
     bits: width of an integer. first_zero: number that is added to stored zero points: 1, or 0 in the second version of
     the format.
@@ -108,8 +108,8 @@ def gptq(parts: Parts, bits: int, first_zero: int) -> Tensor:
 
 
 def awq(parts: Parts) -> Tensor:
-    """Return the weight [N, K] float32 of AWQ's layout. It is stored transposed, [K, N], as integers of 4 bits in words
-    of 32 bits along N, in the order AWQ_ORDER.
+    """Return the weight [outputs, inputs] float32 of AWQ's layout. It is stored transposed, as integers of 4 bits in
+    words of 32 bits along the outputs, in the order AWQ_ORDER.
     """
     scale = parts["scales"].float()  # [groups, N]
     numbers = _unpack_awq(parts["qweight"], scale.shape[1])  # [K, N]
@@ -137,10 +137,11 @@ def _groups_of(stated: Tensor | None, num_columns: int, num_groups: int) -> Tens
 
 
 def fp4(parts: Parts, group: int) -> Tensor:
-    """Return the weight [..., N, K] float32 of FP4. Two numbers are in a byte, [..., N, K / 2], the first in the lower
-    half, with a scale for each `group` columns.
+    """Return the weight [..., rows, columns] float32 of FP4. Two numbers are in a byte, the first in the lower half,
+    with a scale for each `group` columns.
 
-    A global scale divides the scales (role `divisor`, compressed-tensors) or multiplies them (`factor`, modelopt).
+    A global scale divides the scales (part `divisor`, of compressed-tensors) or multiplies them (part `factor`, of
+    modelopt).
     """
     numbers = fp4_numbers(parts["packed"])  # [..., N, K]
     scale = exponents(parts["scale"])  # [..., N, K / group]
@@ -154,8 +155,8 @@ def fp4(parts: Parts, group: int) -> Tensor:
 
 
 def fp4_numbers(packed: Tensor) -> Tensor:
-    """Return the FP4 numbers [..., K] as float32, from bytes [..., K / 2] with the first of two numbers in the lower
-    half.
+    """Return FP4 numbers [..., columns] as float32, from bytes [..., columns / 2] with the first of two numbers in the
+    lower half.
     """
     values = torch.tensor(FP4)
     halves = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [..., K]
@@ -163,8 +164,8 @@ def fp4_numbers(packed: Tensor) -> Tensor:
 
 
 def fp4_blocks(parts: Parts) -> Tensor:
-    """Return the weights of gpt-oss's experts, [E, K, N] float32, from bytes [E, N, blocks, 16] of FP4 numbers and one
-    exponent for each block of 32 numbers.
+    """Return the weights of gpt-oss's experts, [experts, inputs, outputs] float32, from bytes [experts, outputs,
+    blocks, 16] of FP4 numbers and one exponent for each block of 32 numbers.
     """
     numbers = fp4_numbers(parts["packed"])  # [E, N, blocks, 32]
     scale = exponents(parts["scale"])  # [E, N, blocks]
@@ -194,15 +195,15 @@ def bits_and_bytes4(parts: Parts) -> Tensor:
 
 
 def bits_and_bytes8(parts: Parts) -> Tensor:
-    """Return the weight [N, K] float32 of bitsandbytes' 8-bit layout: int8 numbers times scale / 127, where a row's
-    scale is its largest absolute value.
+    """Return the weight [rows, columns] float32 of bitsandbytes' 8-bit layout: int8 numbers times scale / 127, where a
+    row's scale is its largest absolute value.
     """
     return parts["weight"].float() * (parts["scale"].float() / 127)[:, None]
 
 
 def unpack_words(words: Tensor, bits: int, num_columns: int) -> Tensor:
-    """Return the integers [R, num_columns] int64 that are stored in words of 32 bits [R, W]. A row is a stream of bits,
-    the lowest first; each integer has `bits` of them.
+    """Return the integers [rows, num_columns] int64 that are stored in words of 32 bits, [rows, words]. A row is a
+    stream of bits, the lowest first; each integer has `bits` of them.
     """
     # 4 bits, the word 0x87654321: [1, 2, 3, 4, 5, 6, 7, 8]. Of 3 bits the 11th integer lies in two words.
     stream = torch.nn.functional.pad(words.long() & 0xFFFFFFFF, (0, 1))  # the last number may end with the last word

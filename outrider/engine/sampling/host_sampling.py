@@ -71,8 +71,8 @@ class HostLogits:
     def best_id(self, index: int, row: LogitRow, draft_id: int | None = None) -> int:
         """Return the best id of row `index`, the lowest among equals. Raises NonFiniteLogits.
 
-        draft_id: id of a draft token; it is returned if its probability is at least `lenience` times that of the best
-        id. None for no draft token.
+        draft_id: id of a draft token; it is returned if its probability is at least the request's `lenience` times that
+        of the best id. None for no draft token.
         """
         processed = self._processed(index, row)
         lenience = row.state.params.lenience

@@ -26,9 +26,9 @@ class BeamTree(CachedTree):
         """Node of the last token of each live beam, best first; [ROOT] while the only beam has no tokens after the
         root."""
         self.active_at: dict[int, Sequence[int | None]] = {self.length: [ROOT]}
-        """active_at[length][b]: node of the last token of live beam b at the time when beams had `length` tokens; None
-        if no live beam continues that beam any more. The present beams are included. Lengths of settled tokens are left
-        out."""
+        """active_at[length][b]: node of the last token of live beam b at the time when beams had `length` tokens,
+        prompt included; None if no live beam continues that beam any more. Lengths go from `num_settled` to the present
+        one."""
 
     @property
     def active_depth(self) -> int:
@@ -111,10 +111,10 @@ class BeamTree(CachedTree):
         return [node for node in nodes if node not in fed]
 
     def parents_of(self, new: Sequence[int], root_at: int) -> list[int]:
-        """Return the parents of the nodes in the cache and then of the nodes `new`, as indices among the tokens of a
-        row that feeds `new`.
+        """Return the index of each node's parent in the row that feeds the nodes `new`: first for the nodes in the
+        cache, then for `new`.
 
-        root_at: index of the root in the row; the nodes follow it in this order.
+        root_at: index of the root among the row's tokens; the nodes follow it in this order.
 
             root_at 1, fed [a], new [b, c] with b after the root and c after a: [1, 1, 2], for a is token 2 of the row
         """

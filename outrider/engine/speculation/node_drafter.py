@@ -53,7 +53,8 @@ class NodeDrafter(Protocol[SlotT]):
     """Maximum depth below the last committed token for which the drafter has distributions."""
     is_block_drafter: bool = False
     """Whether one forward after the last committed token returns the distributions of all depths, whatever the nodes
-    are. If so, draft tokens that follow a token of the target's own are made only once that token is committed."""
+    are. If so, the tree has no recovery nodes: no draft tokens follow a token that the target draws itself before it is
+    committed."""
 
     def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
         """Run one step. Return the distributions after the requested nodes, or after those for which the step has room.

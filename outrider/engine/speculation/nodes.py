@@ -31,7 +31,7 @@ class NodeKind(Enum):
     it may be."""
     REFERENCE = tpb.NODE_KIND_REFERENCE
     """Reference node: a node that was delivered before, sent again as the parent of others. A target that does not have
-    it drops those."""
+    it drops the nodes below it."""
 
 
 _KINDS = {kind.value: kind for kind in NodeKind}

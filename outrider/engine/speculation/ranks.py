@@ -45,9 +45,9 @@ class RankAcceptance:
 
 
 class SlotAcceptance:
-    """Acceptance probabilities by rank in one slot.
+    """Acceptance probabilities by rank among siblings, in one slot.
 
-    That of rank 0 is the slot's own. The other ranks divide the remaining probability in the proportions that all slots
+    Rank 0 has the slot's own probability. The other ranks divide the rest of it in the proportions that all slots
     share.
 
         all slots 0.6, 0.24, 0.096 ..; the slot's rank 0 has 0.8: rank 1 has 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12

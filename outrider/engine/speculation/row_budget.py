@@ -21,8 +21,8 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.scheduling import VirtualTokens
 
 ALONE_EVERY = 4
-"""Of the steps that are shortened so that one caller gets its part, one in this many has that caller's rows only. It
-measures how fast the caller would run alone."""
+"""Number of steps, shortened for the sake of one caller, of which one has that caller's rows only. That one measures
+how fast the caller would run alone."""
 _WEIGHT = 0.25
 """Weight of a step in the moving means of this module."""
 _OUTLIER = 4.0
