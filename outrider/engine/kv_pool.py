@@ -33,8 +33,7 @@ class PrefixCache:
 
     def __init__(self, pool: KVPool) -> None:
         self.enabled = True
-        """Whether `publish` adds blocks to the index; False = prefix caching is off. Set it before the first
-        `publish`."""
+        """Whether `publish` adds blocks to the index; False = prefix caching is off. Set it before publishing."""
         self._pool = pool
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
@@ -213,9 +212,7 @@ class KVPool:
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> int:
-        """Remove one table from the holders of each block. Return the number of blocks that became free. blocks: in the
-        order of the table.
-        """
+        """Remove one table from the holders of each block, in the table's order. Return how many blocks became free."""
         num_freed = 0
         for block in reversed(blocks):  # blank ones are handed out again in order; of idle ones the tail goes first
             assert self._references[block] > 0, f"block {block} is freed twice"
@@ -261,9 +258,7 @@ class BlockTable:
         return self._pool.block_size
 
     def storage_indices(self, tokens: Iterable[int]) -> list[int]:
-        """Return the storage index of each token of `tokens`, given by its index in the sequence: its block's number
-        times block_size, plus its offset in the block.
-        """
+        """Return the storage index of each token of `tokens`, which are given by their index in the sequence."""
         # block_size 4, blocks [7, 2], tokens [0, 5]: [28, 9]
         size = self.block_size
         return [self.blocks[token // size] * size + token % size for token in tokens]

@@ -42,8 +42,7 @@ class ModelFacts:
     num_lookahead: int = 0
     """Number of look-ahead embeddings. Their ids follow the vocabulary; they may be fed and are never in an output."""
     is_text_part: bool = False
-    """Whether only the text part of the checkpoint is loaded. Its parts that read images, video or sound are left
-    out."""
+    """Whether only the text part of the checkpoint is loaded, without the parts for images, video or sound."""
     decoder_start_ids: tuple[int, ...] = ()
     """Token ids with which every output of an encoder-decoder model begins; empty for other models."""
 

@@ -65,15 +65,12 @@ _EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedConfig(HeadFacts):
-    """Configuration of an EAGLE-1 or MTP head, whatever the layout of its files. The lm_head has a row for every token
-    id.
-    """
+    """Configuration of an EAGLE-1 or MTP head, whatever its files' layout. The lm_head has a row for every token id."""
 
     layers: PreTrainedConfig
     """Configuration of the decoder layers: their number, class and width. Its vocabulary size is the target's."""
     has_join_norms: bool
-    """Whether the head has norms of the embedding, of the feature and of the layers' output. True for MTP heads, False
-    for EAGLE-1."""
+    """Whether there are norms of the embedding, the feature and the layers' output: in MTP heads, not in EAGLE-1."""
     join_bias: bool = False
     """Whether the projection of embedding and feature has a bias (some EAGLE-1 heads)."""
     is_exchanged: bool = False
@@ -145,9 +142,7 @@ def num_mtp_layers(files: Checkpoint) -> int:
 
 
 def has_mtp(names: frozenset[str]) -> bool:
-    """Return whether tensors of these names include those of an MTP head in a supported layout. `names`: tensor names
-    of a target's checkpoint.
-    """
+    """Return whether `names`, those of the tensors of a target's checkpoint, include an MTP head in a known layout."""
     return "mtp.fc.weight" in names or any(_FIRST.fullmatch(name) for name in names)
 
 

@@ -71,9 +71,7 @@ class MedusaHeads(HeadNetwork):
             self.lm_heads.append(nn.Linear(facts.width, facts.draft_vocab_size, bias=False))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., num_heads, V] float32 for hidden states [..., dt], which may have any device and
-        dtype.
-        """
+        """Return the logits [..., num_heads, V] float32 for hidden states [..., dt] of any device and dtype."""
         hidden = to_device(hidden, self.device).to(self.dtype)
         inner = torch.stack([block(hidden) for block in self.blocks], dim=-2)  # [..., num_heads, dt]
         if self.facts.shares_projection:

@@ -46,11 +46,9 @@ class HeadFacts:
     draft_vocab_size: int
     """Vd, number of rows of the lm_head; less than V in a head that can draft only some of the token ids."""
     is_lm_head_normed: bool = True
-    """Whether the lm_head reads the last layer's output after the final norm. False = it reads the output before the
-    norm."""
+    """Whether the lm_head reads the last layer's output after the final norm (True) or before it (False)."""
     is_carry_normed: bool = False
-    """Whether `HeadOutput.hidden` has the head's hidden states after the final norm. False = it has them before the
-    norm."""
+    """Whether `HeadOutput.hidden` has the head's hidden states after the final norm (True) or before it (False)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class HeadOutput:
     """Logits [1, N, V] float32; `UNMAPPED` for token ids for which the lm_head has no row."""
     hidden: Tensor
     """Hidden states [1, N, d] in the head's dtype. In a `CarryHead` they are the features of the next tokens. In a
-    DSpark head they are what `biased` reads."""
+    DSpark head the biases of the logits are computed from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +94,13 @@ class BlockShape:
 
 
 class HeadNetwork(PreTrainedModel):
-    """Base class of the networks of heads. A network is built from the configuration and the tensors that a head's
-    files contain.
-    """
+    """Base class of the networks of heads, built from the configuration and the tensors in a head's files."""
 
     _supports_attention_backend = True
     _supports_sdpa = True
     lag: ClassVar[int] = 1
-    """Which feature the KV cache entry of a token is computed from: 1 = the feature of the token before (a
-    `CarryHead`), 0 = the token's own (a `BlockHead`)."""
+    """Distance, in positions, from a token back to the feature from which its KV cache entry is computed: 1 (the token
+    before) in a `CarryHead`, 0 (its own feature) in a `BlockHead`."""
     facts: Any
     """Configuration of the network (a subclass of `HeadFacts`). It may be replaced by another one that fits the same
     tensors; the next forward then uses it."""
@@ -227,9 +223,7 @@ class HeadNetwork(PreTrainedModel):
 
 
 class CarryHead(HeadNetwork):
-    """Base class of heads that read a feature with each token and pass their own output on as the feature of the next
-    token.
-    """
+    """Base class of heads that read a feature with each token and return the feature of the next token."""
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
@@ -293,9 +287,7 @@ class BlockHead(HeadNetwork):
             cache.update(key, value, attention.layer_idx)
 
     def fill(self, input_ids: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
-        """Return the last layer's output [1, T, d] for the token ids [1, T] of blocks, which attend to the features in
-        the cache.
-        """
+        """Return the last layer's output [1, T, d] for token ids [1, T] of blocks, which attend to cached features."""
         raise NotImplementedError
 
     def score_text(

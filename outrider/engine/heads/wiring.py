@@ -43,8 +43,7 @@ second is what it means for the work of the next few weeks.
 MAX_TOKENS = 128
 """Maximum length, in tokens, of the text on which the wiring of a head is tested."""
 MAX_PROBE_TAPS = 16
-"""Maximum number of taps whose hidden states, over the test's text, a target sends in one reply. At a width of 8192
-they take 34 MB."""
+"""Maximum number of taps whose hidden states over the test's text a target sends in one reply: 34 MB at width 8192."""
 MIN_SCORE = -20.0
 """Lowest log-probability that counts in the wiring test. Lower ones are raised to it, also that of a token for which
 the head's lm_head has no row."""

@@ -42,9 +42,7 @@ again. The rest is for other processes."""
 
 
 def default_prefill_tokens(device: torch.device) -> int:
-    """Return the maximum number of prompt tokens in a step on this device that holds if the setting max_prefill_tokens
-    is None.
-    """
+    """Return the maximum number of prompt tokens in a step on this device if max_prefill_tokens is None."""
     if device.type == "cpu":
         return PREFILL_TOKENS_CPU
     return PREFILL_TOKENS_CUDA

@@ -1,4 +1,4 @@
-"""Run a follower of a tensor-parallel target: a process with one rank's part of the weights.
+"""Run a rank above 0 of a tensor-parallel target: a process with its part of the weights.
 
     python -m outrider.engine.loading.follower FOLDER RANK CORES
 

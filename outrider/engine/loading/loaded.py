@@ -125,9 +125,9 @@ def load_split(
     ranks_folder: folder with the socket to which ranks that another process starts connect; None = this process starts
     them. step_timeout: a rank that takes longer in a forward is considered dead.
 
-    Raises a ConfigError that names what cannot be served, and Unavailable when a rank does not connect or is lost
-    meanwhile; no other rank is left running then. If a rank ended without a report, Unavailable replaces a ConfigError
-    of rank 0, whose cause it may be.
+    Raises a ConfigError that names what cannot be served, and Unavailable if a rank does not connect or is lost
+    meanwhile; no other rank is left running then. If a rank ended without a report, Unavailable also replaces a
+    ConfigError of rank 0, which that loss may have caused.
     """
     if ":" in config.device:
         raise ConfigError(

@@ -232,8 +232,8 @@ def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | N
     """Check that a network of this configuration fits the headers of the model's weight files. Return the network on
     the meta device.
 
-    source: the weights, to be loaded as they are stored or unpacked; None = as they are stored. Raises ConfigError if
-    the files do not fit the network, and for a model without a KV cache.
+    source: where the weights are, and whether they will be unpacked; None = they are loaded as stored. Raises
+    ConfigError if the files do not fit the network, and for a model without a KV cache.
     """
     source = source or WeightSource.as_stored(model, config)
     headers = read_headers(model)

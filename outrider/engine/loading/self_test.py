@@ -60,9 +60,7 @@ class ReferenceLogits:
         return self._logits[key]
 
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the hidden states [T, taps, d] float32 of a sequence at all taps, as transformers computes them
-        without a KV cache.
-        """
+        """Return the hidden states [T, taps, d] float32 of a sequence at all taps, computed without a KV cache."""
         return self._model.hidden_states(token_ids)
 
 
@@ -208,8 +206,8 @@ def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogi
     """Run the sequences of the self-test again. Return the index of the first decoder layer whose output differs from
     the output in transformers' own forward.
 
-    Returns None if no layer differs, or if they cannot be compared: on an attention path that gives no hidden states,
-    in an encoder-decoder model, or after an error. The runner's pool is replaced.
+    Returns None if no layer differs, or if outputs cannot be compared: on an attention path that gives no hidden
+    states, in an encoder-decoder model, or after an error. The runner's pool is replaced.
     """
     if not isinstance(runner.path, FeaturePath) or runner.facts.decoder_start_ids:
         return None

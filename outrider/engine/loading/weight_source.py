@@ -44,8 +44,7 @@ class WeightSource:
     packed: PackedCheckpoint | None = None
     """Quantised checkpoint to unpack at load; None if the weights are loaded as stored or from GGUF."""
     why_unpacked: str | None = None
-    """Reason why the weights are unpacked at load, a clause for the log and for errors; None if they are not
-    unpacked."""
+    """Clause for the log and errors: why the weights are unpacked at load; None if they are not unpacked."""
 
     @classmethod
     def as_stored(cls, model: str, config: PreTrainedConfig) -> WeightSource:

@@ -178,9 +178,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 class NativeModel:
-    """A model in the C++ forward: its packed weights, and the threads that run the forward. The threads end when the
-    object is dropped.
-    """
+    """A model in the C++ forward: packed weights, and threads that run it, which end when the object is dropped."""
 
     def __init__(self, spec: NativeSpec, windows: Sequence[int], rotaries: Sequence[int]) -> None:
         """Allocate a model without weights. Raises BuildError and MemoryError.

@@ -1,4 +1,4 @@
-"""Torch's process group of the ranks, and the numbers on which they must agree. Used by rank 0 and by followers."""
+"""Torch's process group of the ranks, and the numbers on which they must agree. Used by all ranks."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ class Group:
         return self._reduced(number, dist.ReduceOp.MIN)
 
     def check_same(self, what: str, value: str) -> None:
-        """Raise ConfigError unless all ranks pass the same `value`. A collective operation. what: name of the value,
-        for the message.
-        """
+        """Raise ConfigError, naming `what`, unless all ranks pass the same `value`. A collective operation."""
         number = zlib.crc32(value.encode())
         if self._reduced(number, dist.ReduceOp.MIN) != self._reduced(number, dist.ReduceOp.MAX):
             raise ConfigError(f"the ranks differ in {what}: rank {self.rank} has {value!r}; use tensor_parallel 1")

@@ -1,7 +1,7 @@
 """Connect the ranks of one machine through a socket in a private folder. Imported before torch.
 
-Every follower has two connections to rank 0: one for commands, and a life line that carries nothing but the reason for
-which a follower ends. However a process ends, its connections close, and the other side notices it at once.
+Every other rank has two connections to rank 0: one for commands, and a life line that carries nothing but the reason
+for which the rank ends. However a process ends, its connections close, and the other side notices it at once.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ class FollowerLines:
     """Rank 0's two connections to the process of another rank."""
 
     rank: int
-    """Number of the rank, from 1."""
+    """Number of the other rank, from 1."""
     commands: MessageConnection
-    """Connection on which rank 0 sends its commands to this rank."""
+    """Connection on which rank 0 sends its commands to the other rank."""
     life: MessageConnection
-    """Connection that closes when this rank's process ends. Before that, the process sends the reason on it, if it
+    """Connection that closes when the other rank's process ends. Before that, the process sends the reason on it, if it
     can."""
 
     def await_ready(self) -> bool:
@@ -111,7 +111,7 @@ class FollowerLines:
         return self.commands.receive() is not None
 
     def close(self) -> None:
-        """Close rank 0's two connections to this rank."""
+        """Close both connections to the other rank."""
         self.commands.close()
         self.life.close()
 
@@ -166,10 +166,10 @@ class RankZeroLines:
     """Two connections to rank 0 of the process of a rank above 0."""
 
     commands: MessageConnection
-    """Connection on which this rank receives rank 0's commands."""
+    """Connection on which this rank, above 0, receives rank 0's commands."""
     life: MessageConnection
-    """Connection that closes when the process of rank 0 or of this rank ends. Before its process ends, this rank sends
-    the reason on it, if it can."""
+    """Connection that closes when the process of rank 0 or of this rank, above 0, ends. Before this rank's process
+    ends, it sends the reason on it, if it can."""
 
     def send_ready(self) -> None:
         """Tell rank 0 that this rank is about to join the process group. Raises OSError."""

@@ -1,4 +1,4 @@
-"""Messages of rank 0 to its followers: the next call of the attention path and its arguments, encoded as integers.
+"""Messages of rank 0 to the other ranks: the next call of the attention path and its arguments, encoded as integers.
 
 Used by `team` on rank 0 and by `loading.follower`.
 """
@@ -30,9 +30,7 @@ END = "end"
 
 @dataclass(frozen=True, slots=True)
 class RemoteTable:
-    """Copy of one of rank 0's block tables in the process of another rank, with the fields that an attention path
-    reads.
-    """
+    """Copy, in another rank's process, of a block table of rank 0, with the fields that an attention path reads."""
 
     blocks: list[int]
     """Block numbers of the sequence, in order."""

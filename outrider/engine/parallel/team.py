@@ -1,4 +1,4 @@
-"""Rank 0's part of tensor parallelism: start the followers, send them each call of the path, notice if one ends.
+"""Rank 0's part of tensor parallelism: start the other ranks, send them each call of the path, notice if one ends.
 
 `Team` is created by the loader of a target with `tensor_parallel` above 1; `ParallelPath` wraps the attention path of
 its model.
@@ -56,9 +56,9 @@ class Team:
     def __init__(
         self, num_ranks: int, on_lost: Callable[[OutriderError], None], step_timeout: timedelta = STEP_TIMEOUT
     ) -> None:
-        """Create a team without starting followers; `gather` starts them.
+        """Create a team without starting the other ranks; `gather` starts them.
 
-        on_lost: called once, from any thread, if a follower ends before `close`, or if the ranks may no longer be in
+        on_lost: called once, from any thread, if another rank ends before `close`, or if the ranks may no longer be in
         the same step. The worker must end then. step_timeout: a rank that takes longer in a forward is considered dead.
         """
         self.num_ranks = num_ranks

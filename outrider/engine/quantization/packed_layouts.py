@@ -20,8 +20,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """For each of the eight columns that AWQ stores in a word of 32 bits, the index of its 4 bits in the word (0 = the
 lowest bits). AWQ stores the even columns first."""
 Parts = Mapping[str, Tensor]
-"""Tensors from which one weight is computed, by their roles in the checkpoint's layout, such as "scale" or
-"zero_point"."""
+"""Tensors from which one weight is computed, by their roles in the layout, such as "scale" or "zero_point"."""
 
 
 def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
@@ -39,9 +38,7 @@ def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
 
 
 def exponents(scale: Tensor) -> Tensor:
-    """Return the scales [..] as float32. A scale of dtype uint8 is stored as an exponent of two plus 127 (E8M0): 127
-    stands for 1, 128 for 2.
-    """
+    """Return the scales as float32. A uint8 scale is stored as an exponent of two plus 127 (E8M0): 128 stands for 2."""
     if scale.dtype is torch.uint8:
         return torch.exp2(scale.float() - 127)
     return scale.float()
@@ -155,9 +152,7 @@ def fp4(parts: Parts, group: int) -> Tensor:
 
 
 def fp4_numbers(packed: Tensor) -> Tensor:
-    """Return FP4 numbers [..., columns] as float32, from bytes [..., columns / 2] with the first of two numbers in the
-    lower half.
-    """
+    """Return FP4 numbers [..., columns] float32 from bytes [..., columns / 2], the lower half of a byte first."""
     values = torch.tensor(FP4)
     halves = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [..., K]
     return values[halves.long()]

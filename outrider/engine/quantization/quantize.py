@@ -142,9 +142,7 @@ def _missing_to_run(config: PreTrainedConfig, method: str, device: torch.device)
 
 
 def unpacked_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of the configuration without its `quantization_config`, with which transformers builds the network
-    with unquantised weights.
-    """
+    """Return a copy of the configuration without `quantization_config`, for a network of unquantised weights."""
     whole = copy.deepcopy(config)
     for part in (whole, whole.get_text_config(decoder=True)):
         if getattr(part, "quantization_config", None) is not None:
@@ -179,13 +177,12 @@ class Int8Linear(nn.Module):
     """
 
     def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None) -> None:
-        """weight_int8: [N, K] int8. scale: [N], one for each output channel. bias: [N]. Scale and bias have the dtype
+        """weight_int8: [outputs, inputs] int8. scale: [outputs]. bias: [outputs]. Scale and bias have the dtype
         of the activations.
         """
         super().__init__()
         self.is_copy = False
-        """Whether this layer is a tied lm_head. Its int8 weights were rounded from the embedding, which keeps its own
-        weights."""
+        """Whether this layer is a tied lm_head, with int8 weights rounded from the embedding, which keeps its own."""
         self.out_features, self.in_features = weight_int8.shape
         self.weight = nn.Parameter(weight_int8.contiguous(), requires_grad=False)
         self.register_buffer("scale", scale)

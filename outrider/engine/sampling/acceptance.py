@@ -97,8 +97,7 @@ class DrawTable:
     """
 
     token_ids: NDArray[np.int64]
-    """Token id of each draft token, [N, M] for at most M draft tokens after one of N nodes; padding may hold
-    anything."""
+    """Token id of each draft token, [N, M] for at most M draft tokens after a node; padding may hold anything."""
     uniforms: NDArray[np.float64]
     """Uniform number by which each draft token is tested, [N, M] for at most M draft tokens after one of N nodes;
     padding may hold anything."""

@@ -35,9 +35,7 @@ class HostLogits:
 
     @staticmethod
     def is_on_host(logits: Tensor) -> bool:
-        """Return whether logits lie in the host's memory. Logits on a device are processed there, without this
-        class.
-        """
+        """Return whether logits are in the host's memory. Logits on a device are processed there, not by this class."""
         return logits.device.type == "cpu"
 
     def __init__(self, logits: Tensor) -> None:

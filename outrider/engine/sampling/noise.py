@@ -32,9 +32,7 @@ _SHIFT = np.uint64(32)
 
 
 class NoiseStream(IntEnum):
-    """Purpose of a random number. Each purpose has numbers of its own, since using one number twice would bias the
-    output.
-    """
+    """Purpose of a random number. Each purpose has its own numbers: one number used twice would bias the output."""
 
     DRAFT = 1
     """Drawing a draft token in a draft worker."""
@@ -118,9 +116,8 @@ def host_slot_uniforms(
     which each slot's round began, [N]. candidates: index of the draft token among those that are drawn for the
     position, [N]; None = 0 for all.
 
-    Make one call for all slots: it costs some 70 small operations of NumPy, however many numbers there are. If the
-    native library is loaded, up to FEW numbers are made one by one, which saves a tenth of a draft worker's step of one
-    token.
+    Make one call for all slots: with NumPy it costs the same for any count. If the native library is loaded, it makes
+    up to FEW numbers one by one, which is faster.
     """
     count = len(params)
     repeats = len(purposes)

@@ -149,9 +149,7 @@ class SamplingState:
         return self._grammar.failure(draft_prefix)
 
     def forced(self) -> list[int]:
-        """Return the ids that the grammar forces after the output; empty if it leaves a choice, or if there is no
-        grammar.
-        """
+        """Return the ids that the grammar forces after the output; empty if it leaves a choice or if there is none."""
         if self._grammar is None:
             return []
         return self._grammar.forced()
@@ -195,9 +193,7 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """Slot and position to which a row of logits belongs: the position after the slot's committed tokens and the draft
-    tokens `draft_prefix`.
-    """
+    """Slot and position of a row of logits: after the slot's committed tokens and the draft tokens `draft_prefix`."""
 
     state: SamplingState
     draft_prefix: tuple[int, ...] = ()

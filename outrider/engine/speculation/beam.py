@@ -35,15 +35,12 @@ nats)."""
 
 @dataclass(frozen=True, slots=True)
 class BeamLevel:
-    """Result of one level of a beam search: the continuations that stay live and those that end. Both are in order, the
-    best first.
-    """
+    """Result of one level of a beam search: the continuations that stay live and those that end, best first."""
 
     active: tuple[Entry, ...]
     """Continuations that stay live; empty once outputs have max_tokens tokens."""
     ended: tuple[Entry, ...]
-    """Continuations that end because their last token is a stop id or because max_tokens is reached; each is a
-    hypothesis."""
+    """Continuations that end with a stop id or because max_tokens is reached; each is a hypothesis."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ class BeamTree(CachedTree):
         self.num_settled = len(prompt_ids)
         """Number of tokens, with the prompt, that all live beams share at their beginning."""
         self.active: list[int] = [ROOT]
-        """Node of the last token of each live beam, best first; [ROOT] while the only beam has no tokens after the
-        root."""
+        """Node of each live beam's last token, best first; [ROOT] while the only beam has no token after ROOT."""
         self.active_at: dict[int, Sequence[int | None]] = {self.length: [ROOT]}
         """active_at[length][b]: node of the last token of live beam b at the time when beams had `length` tokens,
         prompt included; None if no live beam continues that beam any more. Lengths go from `num_settled` to the present
@@ -87,9 +86,7 @@ class BeamTree(CachedTree):
         return child
 
     def inner(self) -> list[int]:
-        """Return the nodes between ROOT and the last tokens of the live beams, without ROOT and these tokens, parents
-        first.
-        """
+        """Return the nodes between ROOT and the last tokens of the live beams, both excluded, parents first."""
         found = set[int]()
         for leaf in self.active:
             node = ROOT

@@ -15,8 +15,7 @@ from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.transport.codec import Rows
 
 EncodedDistribution = tuple[Rows, int]
-"""Distribution that was delivered and is not decoded yet: (distributions of one message, index of this one among
-them)."""
+"""Distribution that was delivered and is not decoded yet: (the distributions of one message, its index among them)."""
 Distribution = TokenDistribution | EncodedDistribution
 Source = TypeVar("Source")
 

@@ -176,9 +176,7 @@ class GrowingTree(Growth):
     def add_child(
         self, parent: int, token_id: int, kind: NodeKind, distribution: TokenDistribution | None = None
     ) -> int:
-        """Add the next child of a node or ROOT, and return it. distribution: distribution that it was drawn from; None
-        if it was not drawn.
-        """
+        """Add the next child of a node or ROOT, and return it. distribution: what it was drawn from; None = nothing."""
         rank = len(self.children(parent))
         child = self.add(parent, token_id, prob=self.prob(parent) * self.acceptance.prob(rank))
         self.kinds[child] = kind

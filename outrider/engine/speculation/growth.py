@@ -177,9 +177,7 @@ class Growth(CachedTree, ABC):
         """
 
     def resend(self) -> None:
-        """Queue all nodes to be sent again, for example after a lost message. A target that already has them ignores
-        them.
-        """
+        """Queue all nodes to be sent again, for example after a lost message. A target ignores those that it has."""
         self.unsent = list(self.kinds)
         self.is_end_known = False
         self.finish_step()
