@@ -267,9 +267,9 @@ class BlockTable:
         """Allocate the blocks of the tokens from `self.num_tokens` to `num_tokens - 1`, which the caller is about to
         write.
 
-        Returns the block copies (from, to) that the storage must make first: at most one, of a partly filled last block
-        that another table uses, too. A partly filled block that only this table uses is withdrawn from the prefix cache
-        instead. Raises OutOfBlocks if there are too few free blocks, and leaves the table unchanged.
+        Returns the pairs (from, to) of blocks that the storage must copy first: at most one, for a partly filled last
+        block that another table uses, too. A partly filled block that only this table uses is withdrawn from the prefix
+        cache instead. Raises OutOfBlocks if there are too few free blocks, and leaves the table unchanged.
         """
         # block_size 4, 6 tokens in blocks [7, 2], room for 9: two tables read 2, blocks become [7, 5, 6], copy (2, 5)
         if num_tokens <= self.num_tokens:
@@ -297,7 +297,7 @@ class BlockTable:
         """Make this table the only holder of the blocks of the stored tokens from `start` to `end - 1`, which the
         caller is about to overwrite.
 
-        Returns the block copies (from, to) that the storage must make first, and withdraws published blocks. Raises
+        Returns the pairs (from, to) of blocks that the storage must copy first, and withdraws published blocks. Raises
         OutOfBlocks if there are too few free blocks, and leaves the table unchanged.
         """
         assert start <= end <= self.num_tokens, f"tokens {start} to {end} of {self.num_tokens}"

@@ -44,8 +44,8 @@ class HeadPath(PagedPath):
         """The head's network. If its configuration (`head.facts`) is replaced, the next forward uses the new one."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        """Replace the storage of keys and values by one of `num_blocks` blocks of `block_size` tokens. A forward of one
-        token allocates it, since the shape of a layer's keys is known only after a forward.
+        """Replace the storage of keys and values by one of `num_blocks` blocks of `block_size` tokens. It is allocated
+        by a forward of one token, which shows the shape of each layer's keys.
         """
         super().set_storage(num_blocks, block_size)
         table = KVPool(1, block_size).new_table()
@@ -55,7 +55,7 @@ class HeadPath(PagedPath):
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Run the head over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
-        rows, and set `hidden`.
+        rows, and set `hidden` to the hidden states at the same positions.
         """
         head = self.head
         none = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
@@ -111,7 +111,7 @@ class FusedHeadPath(FusedPath):
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Run the head over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
-        rows, and set `hidden`.
+        rows, and set `hidden` to the hidden states at the same positions.
         """
         head = self.head
         self._follow()

@@ -124,7 +124,7 @@ class Projection(nn.Module):
         return features
 
     def to_bytes(self) -> bytes:
-        """Return the spec and the tensors in safetensors' format. Equal projections give equal bytes."""
+        """Return the projection's `spec` and its tensors in safetensors' format. Equal projections give equal bytes."""
         spec = json.dumps(asdict(self.spec), sort_keys=True)
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}  # a pickle's may be a view
         return safetensors.torch.save(tensors, {"spec": spec})  # one key: several would have no fixed order

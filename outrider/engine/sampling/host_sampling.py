@@ -100,7 +100,8 @@ class HostLogits:
 
     def distribution_if_any(self, index: int, row: LogitRow) -> TokenDistribution | None:
         """Return the distribution from which the token of row `index` is drawn. Return None if the rows were converted
-        with `convert` and all ids with a finite logit are banned. Raises NonFiniteLogits.
+        to another model's vocabulary with `convert`, and all ids with a finite logit are banned. Raises
+        NonFiniteLogits.
         """
         processed = self._processed(index, row)
         if self._retokenize is not None and processed.max() == -math.inf:

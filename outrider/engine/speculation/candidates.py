@@ -65,16 +65,16 @@ class BudgetItem(NamedTuple):
 
 
 class MergedTree(NamedTuple):
-    """Draft tree of the budget items that were taken, of one or several drafters."""
+    """Draft tree of budget items, of one or several drafters."""
 
     tree: DraftTree
     nodes: Sequence[Mapping[int, int]]
-    """nodes[i] maps each node of candidate tree i that was taken to its node in the merged tree. Nodes of two drafters
-    may become one."""
+    """nodes[i] maps the nodes of candidate tree i that are in the merged tree to their nodes there. Nodes of two
+    drafters may become one."""
 
 
 def join(candidates: Sequence[CandidateTree], budget_items: Sequence[BudgetItem]) -> MergedTree:
-    """Return one draft tree of the budget items that were taken. Among them, parents come before their children.
+    """Return one draft tree of the given budget items, among which parents come before their children.
 
     chains [a, b] and [a, c] of two drafters: parents [-1, 0, 0], ids [a, b, c], nodes [{0: 0, 1: 1}, {0: 0, 1: 2}]
     """
