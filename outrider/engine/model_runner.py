@@ -237,7 +237,7 @@ class UncachedModel:
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        """Return the logits [T, V] float32 of T tokens. source_ids: the source of an encoder-decoder model."""
+        """Return the logits [T, V] float32 of T tokens. source_ids: tokens of an encoder-decoder model's source."""
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
         if not source_ids:
             return self._model(input_ids=ids, use_cache=False).logits[0].float()

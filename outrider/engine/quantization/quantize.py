@@ -182,7 +182,8 @@ class Int8Linear(nn.Module):
         """
         super().__init__()
         self.is_copy = False
-        """Whether this layer is a tied lm_head, with int8 weights rounded from the embedding, which keeps its own."""
+        """Whether this layer is a tied lm_head. Its int8 weights were rounded from the embedding, which keeps its own
+        weights."""
         self.out_features, self.in_features = weight_int8.shape
         self.weight = nn.Parameter(weight_int8.contiguous(), requires_grad=False)
         self.register_buffer("scale", scale)

@@ -149,7 +149,9 @@ class SamplingState:
         return self._grammar.failure(draft_prefix)
 
     def forced(self) -> list[int]:
-        """Return the ids that the grammar forces after the output; empty if it leaves a choice or if there is none."""
+        """Return the ids that the grammar forces after the output; empty if it leaves a choice, or if there is no
+        grammar.
+        """
         if self._grammar is None:
             return []
         return self._grammar.forced()

@@ -38,8 +38,8 @@ class TreePlan:
         """
         self.acceptance = acceptance
         self.first_candidate = CANDIDATES * speculation.draft_index
-        """Index, among the uniform random numbers of a position, of the first that this draft worker uses, one for each
-        draft token that it draws there. Each draft worker has its own range, so that their draws are independent."""
+        """Index of the first of a position's uniform random numbers that this draft worker uses: one for each draft
+        token that it draws there. Each draft worker has its own range, so that their draws are independent."""
         self._is_determined = params.is_deterministic
         self._is_narrow = not supports_trees or speculation.is_sequential
         self.has_keys = not self._is_narrow and not params.is_deterministic and not is_block_drafter
