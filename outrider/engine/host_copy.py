@@ -61,9 +61,7 @@ class DeferredCopies(Generic[Key]):
         self._pending[key] = tensor
 
     def get(self, key: Key) -> Tensor | None:
-        """Return the tensor of `key` in CPU memory, copying it now if it was not copied yet; None if no tensor was
-        added under it.
-        """
+        """Return the tensor of `key` in CPU memory, copied now if it was not yet; None if none was added."""
         if key in self._pending:
             tensors = list(self._pending.values())
             if tensors[0].device.type != "cpu":

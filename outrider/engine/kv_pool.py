@@ -33,8 +33,7 @@ class PrefixCache:
 
     def __init__(self, pool: KVPool) -> None:
         self.enabled = True
-        """Whether `publish` adds blocks to the index; False = prefix caching is off. Set it before the first
-        `publish`."""
+        """Whether `publish` adds blocks to the index; False = prefix caching is off. Set it before publishing."""
         self._pool = pool
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
@@ -127,7 +126,7 @@ finite, so that no product becomes NaN."""
 
 
 class OutOfBlocks(OutriderError):
-    """Raised if running requests hold the whole KV cache: one of them has to wait or to be preempted."""
+    """Raised if a KV cache has fewer free blocks than are needed: a running request has to wait or to be preempted."""
 
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     retryable = True
@@ -203,10 +202,8 @@ class KVPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Count one more block table that holds each of these blocks.
-
-        A block must be in use, or idle (no table holds it, and its contents are still cached). Blank blocks have no
-        contents to share.
+        """Count one more block table that holds each of these blocks. A block must be in use, or idle: no table holds
+        it, and its contents are still cached.
         """
         for block in blocks:
             if self._references[block] == 0:
@@ -215,9 +212,7 @@ class KVPool:
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> int:
-        """Remove one table from the holders of each block. Return the number of blocks that became free. blocks: in the
-        order of the table.
-        """
+        """Remove one table from the holders of each block, in the table's order. Return how many blocks became free."""
         num_freed = 0
         for block in reversed(blocks):  # blank ones are handed out again in order; of idle ones the tail goes first
             assert self._references[block] > 0, f"block {block} is freed twice"
@@ -251,7 +246,7 @@ class BlockTable:
         self._pool = pool
         self.blocks: list[int] = []
         self.num_tokens = 0
-        """Number of the sequence's tokens that have a place in the blocks. It includes tokens whose keys and values the
+        """Number of the sequence's tokens for which blocks are reserved. It includes tokens whose keys and values the
         next forward will write."""
         self.digests: list[bytes] = []
         """Digest of the salt, followed by the digests of the table's published blocks in order. `PrefixCache.publish`
@@ -263,9 +258,7 @@ class BlockTable:
         return self._pool.block_size
 
     def storage_indices(self, tokens: Iterable[int]) -> list[int]:
-        """Return the storage index of each token of `tokens`, given by its index in the sequence: its block's number
-        times block_size, plus its offset in the block.
-        """
+        """Return the storage index of each token of `tokens`, which are given by their index in the sequence."""
         # block_size 4, blocks [7, 2], tokens [0, 5]: [28, 9]
         size = self.block_size
         return [self.blocks[token // size] * size + token % size for token in tokens]
@@ -274,9 +267,9 @@ class BlockTable:
         """Allocate the blocks of the tokens from `self.num_tokens` to `num_tokens - 1`, which the caller is about to
         write.
 
-        Returns the block copies (from, to) that the storage must make first: at most one, of a partly filled last block
-        that another table uses, too. A partly filled block that only this table uses is withdrawn from the prefix cache
-        instead. Raises OutOfBlocks if there are too few free blocks, and leaves the table unchanged.
+        Returns the pairs (from, to) of blocks that the storage must copy first: at most one, for a partly filled last
+        block that another table uses, too. A partly filled block that only this table uses is withdrawn from the prefix
+        cache instead. Raises OutOfBlocks if there are too few free blocks, and leaves the table unchanged.
         """
         # block_size 4, 6 tokens in blocks [7, 2], room for 9: two tables read 2, blocks become [7, 5, 6], copy (2, 5)
         if num_tokens <= self.num_tokens:
@@ -304,7 +297,7 @@ class BlockTable:
         """Make this table the only holder of the blocks of the stored tokens from `start` to `end - 1`, which the
         caller is about to overwrite.
 
-        Returns the block copies (from, to) that the storage must make first, and withdraws published blocks. Raises
+        Returns the pairs (from, to) of blocks that the storage must copy first, and withdraws published blocks. Raises
         OutOfBlocks if there are too few free blocks, and leaves the table unchanged.
         """
         assert start <= end <= self.num_tokens, f"tokens {start} to {end} of {self.num_tokens}"

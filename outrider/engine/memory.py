@@ -36,8 +36,8 @@ _LIMITS = (
 that count the page cache). No limit is "max" in v2 and a huge number in v1."""
 
 LOCK_TIMEOUT_S = 300.0
-"""Seconds for which a worker waits while others size their caches: a third of the time that a launcher allows for
-loading."""
+"""Seconds for which a worker waits while other workers size their caches: a third of the time that a launcher allows
+for loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,7 @@ class MemoryBudget:
     weights_bytes: int
     """Size of the loaded weights in bytes."""
     activations_bytes: int
-    """Bytes of activations of a full step at the default K, computed from the model's widths. Requests may set a larger
-    K."""
+    """Bytes of activations of a full step at the default K, by the model's widths. Requests may set a larger K."""
     free_bytes: int
     """Bytes that are free on the device after the weights were loaded."""
     graphs_bytes: int = 0
@@ -77,7 +76,7 @@ class MemoryBudget:
         """Return the number of blocks, of `block_bytes` each, that the KV cache gets: at most `num_wanted`.
 
         The cache takes at most `fraction` of the free memory, and leaves enough for the activations of a full step at
-        the default K and for the graphs. Raises ConfigError if there is not enough memory for one block.
+        the default K and for the captured CUDA graphs. Raises ConfigError if there is not enough memory for one block.
         """
         # free 1000, activations 300, graphs 0, fraction 0.9: 700 bytes, so 7 blocks of 100
         available = min(int(self.free_bytes * fraction), self.free_bytes - self.activations_bytes) - self.graphs_bytes
@@ -160,10 +159,9 @@ def logits_bytes(num_logits: int) -> int:
 def decision_bytes(num_logits: int) -> int:
     """Return the bytes that a device holds at once to compute a step's verdicts from its logits, including the logits.
 
-    num_logits: number of rows times vocabulary size. Measured in arrays of num_logits float32 numbers (an array of
-    float64 counts twice): the `rejection` rule with penalties holds 9.1, the most of all rules; a tree with penalties
-    holds 4.4, or 3 under `coupled`. A tree also makes its random numbers, in twelve arrays of 8 bytes per number, for
-    at most MAX_NUMBERS numbers at a time.
+    num_logits: number of rows times vocabulary size. Measured in arrays of num_logits float32 numbers: the `rejection`
+    rule with penalties holds 9.1, the most of all rules; a tree with penalties holds 4.4, or 3 under `coupled`. A tree
+    also holds 96 bytes for each of its random numbers, at most MAX_NUMBERS at a time.
     """
     rejection = 10 * 4 * num_logits
     tree = 5 * 4 * num_logits + 12 * 8 * min(num_logits, MAX_NUMBERS)
@@ -278,9 +276,7 @@ def shared_memory_bytes(device: torch.device, utilization: float, weights_bytes:
 
 @contextlib.contextmanager
 def explain_out_of_memory(model: str, device: torch.device) -> Iterator[None]:
-    """Context manager for the load of `model` that turns torch's OutOfMemoryError into a ConfigError with the settings
-    to change.
-    """
+    """Context manager for loading `model` that turns torch's OutOfMemoryError into a ConfigError with a remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -33,7 +33,7 @@ class ModelFacts:
     num_ranks: int = 1
     """Number of processes over which the weights are split."""
     num_layers: int = 0
-    """Number of decoder layers of the model; 0 for a head, since nothing taps the hidden states of a head."""
+    """Number of decoder layers of the model; 0 for a head."""
     hidden_size: int = 0
     """Width of the model's hidden states, which heads may read; 0 for a head."""
     layer_types: tuple[str, ...] = ()
@@ -42,8 +42,7 @@ class ModelFacts:
     num_lookahead: int = 0
     """Number of look-ahead embeddings. Their ids follow the vocabulary; they may be fed and are never in an output."""
     is_text_part: bool = False
-    """Whether only the text part of the checkpoint is loaded. Its parts that read images, video or sound are left
-    out."""
+    """Whether only the text part of the checkpoint is loaded, without the parts for images, video or sound."""
     decoder_start_ids: tuple[int, ...] = ()
     """Token ids with which every output of an encoder-decoder model begins; empty for other models."""
 

@@ -36,14 +36,12 @@ class ModelRunner:
         self.tree_refusal: str | None = "nobody has tried it"
         """Reason why rows may not be token trees; None if they may. `attention_choice` sets it after the self-test."""
         self.features_refusal: str | None = "nobody has tried it"
-        """Reason why hidden states may not be tapped; None if they may. `attention_choice` sets it after the
-        self-test."""
+        """Reason why hidden states may not be tapped; None if they may. `attention_choice` sets it."""
         self.self_test_error = math.inf
         """Largest error of a logit in the self-test of the attention path, as a fraction of the largest logit.
         `attention_choice` sets it."""
         self.num_weight_bytes = 0
-        """Size in bytes of the weights in the form in which the attention path keeps them. `loader.load_runner` sets
-        it."""
+        """Size in bytes of the weights as the attention path keeps them. `loader.load_runner` sets it."""
         self.spare = SpareMemory()
         """Device memory that is left for heads beside the model and its KV cache; 0 bytes until `cache_size.size_cache`
         has computed it."""
@@ -131,7 +129,7 @@ class ModelRunner:
     @property
     def features(self) -> Tensor:
         """Tapped hidden states of all new tokens of the last forward, in the order of its rows: [sum(num_new), taps,
-        hidden], on the model's device. float32 on the attention path `fused`, the model's dtype on others.
+        d], on the model's device. float32 on the attention path `fused`, the model's dtype on others.
         """
         assert isinstance(self.path, FeaturePath), "nothing is tapped"
         return self.path.features
@@ -239,9 +237,7 @@ class UncachedModel:
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        """Return the logits [T, V] float32 of T tokens. source_ids: token ids of the source, for an encoder-decoder
-        model.
-        """
+        """Return the logits [T, V] float32 of T tokens. source_ids: tokens of an encoder-decoder model's source."""
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
         if not source_ids:
             return self._model(input_ids=ids, use_cache=False).logits[0].float()
@@ -250,10 +246,8 @@ class UncachedModel:
 
     @torch.inference_mode()
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the hidden states of T tokens at all taps, [T, num_layers + 2, H] float32: the inputs of the decoder
+        """Return the hidden states of T tokens at all taps, [T, num_layers + 2, d] float32: the inputs of the decoder
         layers, the output of the last layer, and that output after the final norm.
-
-        Transformers' `output_hidden_states` contains all but the output of the last layer, which is taken by a hook.
         """
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
         _, layers = decoder_layers(self._model)

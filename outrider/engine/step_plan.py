@@ -24,8 +24,7 @@ from outrider.engine.token_tree import positions
 from outrider.wire.errors import InvalidRequest
 
 VERIFY_TOKENS = 6
-"""Number of tokens that each slot feeds to a full step: the default K, plus one. The estimate of a step's memory uses
-it."""
+"""Number of tokens that each slot feeds to a full step, by which memory is estimated: the default K, plus one."""
 FORWARD_COST_TOKENS = 32
 """Number of tokens whose computation costs as much as a forward's fixed cost of reading the weights and launching. The
 measured value is 30, on a CPU with weights of 1024 x 2816 in float32."""
@@ -70,12 +69,11 @@ class Row:
     num_logits: int
     """Number of last tokens whose logits are returned; 0 for a chunk of a prompt that does not end it."""
     past_ids: Sequence[int]
-    """List that begins with the token ids of the cached tokens. It may be the caller's own list: ids beyond num_cached
-    are not read."""
+    """List that begins with the cached tokens' ids. It may be the caller's own list, longer than num_cached."""
     parents: Sequence[int] | None = None
-    """Parents of the nodes of a token tree, as in `token_tree`: for each node the index of its parent in the tree, or
-    -1. The tree is the last len(parents) tokens. None = the tokens are a chain. All new tokens are nodes of the tree;
-    nodes that were fed before are in the cache."""
+    """Index of each node's parent in a token tree, or -1 for the last token before the tree. The tree is the last
+    len(parents) tokens: all new tokens, and before them nodes that were fed earlier and are in the cache. None = the
+    tokens are a chain."""
     features: Tensor | None = None
     """Features that a head reads with the new tokens, [num_new, d]; None for models. A block head has features for the
     first new tokens alone, and reads these in place of their token ids. The other new tokens are the block that it
@@ -129,32 +127,26 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Plan of one `dense` forward over B rows, as tensors: q columns of tokens are fed, and they attend to L columns of
-    keys and values.
-
-    A storage index is a block's number times block_size, plus the offset in the block.
-    """
+    """Plan of one `dense` forward over B rows: q columns of tokens, which attend to L columns of keys and values."""
 
     input_ids: Tensor
-    """Token ids of the columns that are fed, [B, q] int64."""
+    """Token ids of the q columns of each of B rows that are fed, [B, q] int64."""
     position_ids: Tensor
-    """Positions of the tokens that are fed, [B, q] int64."""
+    """Positions of the q tokens of each of B rows that are fed, [B, q] int64."""
     attention_mask: Tensor | None
-    """[B, L] int64: 0 for columns of padding, 1 for others; None if no row is padded."""
+    """[B, L] int64, L = `kv_len`: 0 for columns of padding, 1 for others; None if no row is padded."""
     kv_len: int
     """L, the number of tokens of the longest row."""
     start: int | None
     """Storage index of the first token, if the forward has a single row and its blocks have consecutive numbers. That
     row's keys and values are read in place, without a copy. None for other forwards."""
     gather: Tensor | None
-    """Storage indices of the keys and values that are read, [B * L] int64. Columns of padding read the trash block.
-    None if `start` is set."""
+    """Storage indices of the keys and values that are read, [B * L] int64, L = `kv_len`. Columns of padding read the
+    trash block. None if `start` is set."""
     write_to: Tensor | None
-    """Storage indices at which the keys and values of the N new tokens are written, [N] int64; None if `start` is
-    set."""
+    """Storage indices to which keys and values of the N new tokens are written, [N] int64; None if `start` is set."""
     write_from: Tensor | None
-    """Indices of the new tokens among the B * q columns that are fed, [N] int64; None if every column is a new
-    token."""
+    """Indices of the N new tokens among the B * q that are fed (B rows of q), [N] int64; None if all are new."""
 
     @property
     def num_rows(self) -> int:
@@ -206,8 +198,8 @@ def group_rows(rows: Sequence[Row], *, of_equal_length: bool = False) -> list[li
     """Divide the rows into groups, and return each group as a list of row indices. Each group is run in one forward, so
     that a long prompt does not widen every decode row.
 
-    of_equal_length: whether only rows of equal length may share a forward, for models that take a token's column for
-    its position.
+    of_equal_length: whether only rows of equal length may share a forward, for models in which a token's position is
+    its column in the batch.
     """
     if not of_equal_length:
         return _groups_by_width(rows, list(range(len(rows))))
@@ -251,7 +243,7 @@ def group_widths(counts: Counter[int]) -> dict[int, int]:
     belongs, by the row's number of new tokens.
 
     counts: number of rows by their number of new tokens. A group contains neighbouring widths. It costs
-    FORWARD_COST_TOKENS, plus its width for each of its rows. The best groups are found by dynamic programming.
+    FORWARD_COST_TOKENS, plus its width for each of its rows.
     """
     # {500: 1, 6: 4, 1: 3}: {500: 500, 6: 6, 1: 6}. The group of 6 and 1 costs 32 + 7 * 6 = 74, two groups 56 + 35 = 91
     widths = sorted(counts, reverse=True)

@@ -36,9 +36,7 @@ def check_path(parents: Sequence[int], path: Sequence[int]) -> None:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return the number of ancestors of each node within the tree: 0 for a node whose parent is -1, 1 for a child of
-    such a node.
-    """
+    """Return the number of ancestors of each node within the tree: 0 for a child of the last token before the tree."""
     # parents [-1, 0, 0, 1]: [0, 1, 1, 2]
     found: list[int] = []
     for parent in parents:
@@ -66,8 +64,7 @@ def visible_tokens(
 
     parents: index of each node's parent in the tree with which the sequence ends, or -1; None = it has no tree. window:
     number of positions that a token attends to, its own included. chunk: number of positions in a chunk; a token
-    attends only to its own chunk. Both count positions, as in a chain: they cover a node's own ancestors, not its
-    siblings. None = no limit.
+    attends only to its own chunk. None = no limit. Siblings count as one position.
     """
     # 4 tokens, parents [-1, -1], 2 queries, window 3:  token 2 sees 0 1 2 -
     #                                                   token 3 sees 0 1 - 3

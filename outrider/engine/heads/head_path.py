@@ -28,10 +28,10 @@ from outrider.engine.step_plan import Row
 class HeadPath(PagedPath):
     """Attention path that runs the modules of a head's network, on paged keys and values.
 
-    In a carry head, which drafts token after token, each new token of a row has a feature. In a block head a row has C
-    features and at least C new tokens. The first C of these tokens are not fed: their features are written into the
-    cache at their positions. The tokens after them are a block, which the caller removes from the block table after the
-    forward. Rows request logits of the block alone.
+    In a carry head each new token of a row has a feature. In a block head only a row's first C new tokens have
+    features: these tokens are not fed, but their features are written into the cache at their positions. The tokens
+    after them are a block, which the caller removes from the block table after the forward. Rows request logits of the
+    block alone.
     """
 
     hidden: Tensor
@@ -41,11 +41,11 @@ class HeadPath(PagedPath):
     def __init__(self, head: HeadNetwork) -> None:
         super().__init__(head, head.facts.vocab_size)
         self.head = head
-        """The head's network. A change of its facts takes effect at the next forward."""
+        """The head's network. If its configuration (`head.facts`) is replaced, the next forward uses the new one."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        """Replace the storage of keys and values by one of `num_blocks` blocks of `block_size` tokens. A forward of one
-        token allocates it, since the shape of a layer's keys is known only after a forward.
+        """Replace the storage of keys and values by one of `num_blocks` blocks of `block_size` tokens. It is allocated
+        by a forward of one token, which shows the shape of each layer's keys.
         """
         super().set_storage(num_blocks, block_size)
         table = KVPool(1, block_size).new_table()
@@ -55,7 +55,7 @@ class HeadPath(PagedPath):
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Run the head over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
-        rows, and set `hidden`.
+        rows, and set `hidden` to the hidden states at the same positions.
         """
         head = self.head
         none = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
@@ -111,7 +111,7 @@ class FusedHeadPath(FusedPath):
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Run the head over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
-        rows, and set `hidden`.
+        rows, and set `hidden` to the hidden states at the same positions.
         """
         head = self.head
         self._follow()
@@ -151,8 +151,8 @@ def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def features_of(row: Row, head: HeadNetwork) -> Tensor:
-    """Return the features [C, d] of a row, after asserting their number and width. A head that drafts token after token
-    has a feature for each new token (C = num_new). A block head has features for the first C new tokens.
+    """Return the features [C, d] of a row, after asserting their number and width. In a carry head each new token has a
+    feature (C = num_new), in a block head the first C new tokens.
     """
     features = row.features
     assert features is not None and features.shape[1] == head.facts.width, "no features of the head's width"

@@ -36,15 +36,15 @@ DEEPSEEK_NAMES = (
     (r"shared_head\.head\.", "lm_head."),
     ("", "layers.0."),
 )
-"""Patterns and replacements that turn tensor names of DeepSeek's and GLM's layout into the network's. They are applied
-to the rest of a name after `model.layers.{n}.`, where n is the number of the target's layers."""
+"""Patterns and replacements that turn tensor names of DeepSeek's and GLM's layout into those of `JoinedHead`. They are
+applied to what follows `model.layers.{n}.` in a name, where n is the number of the target's layers."""
 QWEN_NAMES = (
     (r"pre_fc_norm_embedding\.", "enorm."),
     (r"pre_fc_norm_hidden\.", "hnorm."),
     (r"fc\.", "eh_proj."),
 )
-"""Patterns and replacements that turn tensor names of Qwen's layout into the network's. They are applied to the rest of
-a name after `mtp.`."""
+"""Patterns and replacements that turn tensor names of Qwen's layout into those of `JoinedHead`. They are applied to
+what follows `mtp.` in a name."""
 SPECULATORS_NAMES = (
     (r"mtp_layers\.0\.token_layernorm\.", "enorm."),
     (r"mtp_layers\.0\.hidden_layernorm\.", "hnorm."),
@@ -52,28 +52,25 @@ SPECULATORS_NAMES = (
     (r"mtp_layers\.0\.final_layernorm\.", "norm."),
     (r"mtp_layers\.0\.", "layers.0."),
 )
-"""Patterns and replacements that turn tensor names of speculators' layout into the network's."""
+"""Patterns and replacements that turn tensor names of speculators' layout into those of `JoinedHead`."""
 MTP = "the MTP head"
-"""What errors about missing or unknown tensors call an MTP head."""
+"""Name of an MTP head in error messages."""
 AROUND = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "lm_head.weight")
-"""Names of an MTP head's tensors that have no counterpart in transformers' class for its layers."""
+"""Names of an MTP head's tensors that transformers' class for its layer does not have."""
 JOINING = (*AROUND, "norm.weight", "embed_tokens.weight")
-"""Names of an MTP head's tensors outside of its layers."""
+"""Names of all tensors of an MTP head that are not in its layer."""
 _FIRST = re.compile(r"(.*\.)?layers\.(\d+)\.eh_proj\.weight")
 _EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedConfig(HeadFacts):
-    """Configuration of an EAGLE-1 or MTP head, whatever the layout of its files. The lm_head has a row for every token
-    id.
-    """
+    """Configuration of an EAGLE-1 or MTP head, whatever its files' layout. The lm_head has a row for every token id."""
 
     layers: PreTrainedConfig
     """Configuration of the decoder layers: their number, class and width. Its vocabulary size is the target's."""
     has_join_norms: bool
-    """Whether there are norms of the embedding and of the feature before the two are joined, and of the output before
-    the lm_head. True for MTP heads, False for EAGLE-1."""
+    """Whether there are norms of the embedding, the feature and the layers' output: in MTP heads, not in EAGLE-1."""
     join_bias: bool = False
     """Whether the projection of embedding and feature has a bias (some EAGLE-1 heads)."""
     is_exchanged: bool = False
@@ -135,7 +132,7 @@ class JoinedHead(CarryHead):
 
 
 def num_mtp_layers(files: Checkpoint) -> int:
-    """Return the number of MTP layers in a target's checkpoint, according to its config.json; 0 if it gives none."""
+    """Return the number of MTP layers in a target's checkpoint, according to its config.json; 0 if that states none."""
     text = files.part("text_config") or files.config
     for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
         number = text.get(key)
@@ -145,9 +142,7 @@ def num_mtp_layers(files: Checkpoint) -> int:
 
 
 def has_mtp(names: frozenset[str]) -> bool:
-    """Return whether tensors of these names include those of an MTP head in a supported layout. `names`: tensor names
-    of a target's checkpoint.
-    """
+    """Return whether `names`, those of the tensors of a target's checkpoint, include an MTP head in a known layout."""
     return "mtp.fc.weight" in names or any(_FIRST.fullmatch(name) for name in names)
 
 

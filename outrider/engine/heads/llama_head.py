@@ -48,9 +48,7 @@ def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: 
 
 
 class LlamaHead(HeadNetwork):
-    """Base class of heads whose layers have Llama's shapes and rotary positions. A subclass adds the modules in
-    `layers`.
-    """
+    """Base class of heads with layers of Llama's shapes and rotary positions. Subclasses add the module `layers`."""
 
     config_class = LlamaConfig
     config: LlamaConfig

@@ -30,8 +30,8 @@ without it belong to the base model and are not read."""
 
 
 NAMES = ((r"(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."), (r"(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"))
-"""Pairs of a pattern and a replacement that turn tensor names of Medusa's repository into the network's: first for the
-residual layers, then for the lm_heads."""
+"""Pairs of a pattern and a replacement that turn tensor names of Medusa's repository into those of `MedusaHeads`: first
+for the residual layers, then for the lm_heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class MedusaConfig(HeadFacts):
     num_layers: int
     """Number of residual layers in each head; 0 = the head's lm_head reads the target's hidden state directly."""
     shares_projection: bool
-    """Whether all heads share one lm_head, as blockwise heads share the target's. False = each has its own."""
+    """Whether all heads of the checkpoint share one lm_head, such as the target's. False = each has its own."""
     has_bias: bool = True
     """Whether the residual layers have a bias."""
     scale: float = 1.0
@@ -71,9 +71,7 @@ class MedusaHeads(HeadNetwork):
             self.lm_heads.append(nn.Linear(facts.width, facts.draft_vocab_size, bias=False))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., num_heads, V] float32 for hidden states [..., dt], which may have any device and
-        dtype.
-        """
+        """Return the logits [..., num_heads, V] float32 for hidden states [..., dt] of any device and dtype."""
         hidden = to_device(hidden, self.device).to(self.dtype)
         inner = torch.stack([block(hidden) for block in self.blocks], dim=-2)  # [..., num_heads, dt]
         if self.facts.shares_projection:
@@ -85,8 +83,8 @@ class MedusaHeads(HeadNetwork):
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] of the first head for the tokens of a text from the third on. `features` [T, d]: the
-        target's hidden states of the T tokens, after its final norm. `runner`, `token_ids`, `ahead`: not used.
+        """Return the logits [P, V] of the first head for P tokens of a text, from the third token on. `features` [T,
+        d]: the target's hidden states of the T tokens, after its final norm. The other arguments are not used.
         """
         return self(features[:-1])[:, 0]
 

@@ -37,7 +37,7 @@ number is finite, so that a check of logits for infinities reports only true fau
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """Configuration of a head's network, whatever the layout of its files. Each family has a subclass."""
+    """Configuration of a head's network, whatever the layout of its files. Each kind of head has a subclass."""
 
     width: int
     """d, width of the head's features and hidden states."""
@@ -46,11 +46,9 @@ class HeadFacts:
     draft_vocab_size: int
     """Vd, number of rows of the lm_head; less than V in a head that can draft only some of the token ids."""
     is_lm_head_normed: bool = True
-    """Whether the lm_head reads the last layer's output after the final norm. False = it reads the output before the
-    norm."""
+    """Whether the lm_head reads the last layer's output after the final norm (True) or before it (False)."""
     is_carry_normed: bool = False
-    """Whether `HeadOutput.hidden` has the head's hidden states after the final norm. False = it has them before the
-    norm."""
+    """Whether `HeadOutput.hidden` has the head's hidden states after the final norm (True) or before it (False)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class HeadOutput:
     """Logits [1, N, V] float32; `UNMAPPED` for token ids for which the lm_head has no row."""
     hidden: Tensor
     """Hidden states [1, N, d] in the head's dtype. In a `CarryHead` they are the features of the next tokens. In a
-    DSpark head they are the input of the sequential head."""
+    DSpark head the biases of the logits are computed from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +69,18 @@ class BlockShape:
     """
 
     size: int
-    """B, number of tokens of a block, including the anchor."""
+    """Number of tokens of a block, including the anchor."""
     mask_id: int
     from_anchor: bool = True
-    """True = the logits at a position predict the next token, so that the anchor predicts the first draft token and the
-    last mask the B-th. False = the logits at a mask predict the token at the mask's own position, and the anchor's
+    """True = the logits at a position predict the next token: those of the anchor the first draft token, those of the
+    last mask the last one. False = the logits at a mask predict the token at the mask's own position, and the anchor's
     logits are not used."""
     feature: Tensor | None = None
     """[d], the feature of each mask token; None = mask tokens have no features."""
 
     @property
     def num_drafts(self) -> int:
-        """Number of draft tokens that one block gives: B, or B - 1 if the logits of the anchor are not used."""
+        """Number of draft tokens that one block gives: its size, or one less if the anchor's logits are not used."""
         if self.from_anchor:
             return self.size
         return self.size - 1
@@ -96,19 +94,16 @@ class BlockShape:
 
 
 class HeadNetwork(PreTrainedModel):
-    """Base class of the networks of heads. A network is built from the configuration and the tensors that a head's
-    files contain.
-    """
+    """Base class of the networks of heads, built from the configuration and the tensors in a head's files."""
 
     _supports_attention_backend = True
     _supports_sdpa = True
     lag: ClassVar[int] = 1
-    """Number of positions between the token whose feature a KV cache entry is computed from and the entry's own token.
-    1 in a `CarryHead`: a token's entry is computed from the feature of the token before. 0 in a `BlockHead`: a token's
-    entry is computed from its own feature."""
+    """Distance, in positions, from a token back to the feature from which its KV cache entry is computed: 1 (the token
+    before) in a `CarryHead`, 0 (its own feature) in a `BlockHead`."""
     facts: Any
-    """Configuration of the network (a subclass of `HeadFacts`). It may be set to another configuration with the same
-    tensors; the change takes effect at the next forward."""
+    """Configuration of the network (a subclass of `HeadFacts`). It may be replaced by another one that fits the same
+    tensors; the next forward then uses it."""
     norm: nn.Module
     """The final norm, after the last layer."""
     lm_head: nn.Linear
@@ -156,13 +151,13 @@ class HeadNetwork(PreTrainedModel):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
     ) -> HeadOutput:
-        """Run the head over T tokens, input_ids [1, T] int64, and features [1, C, d].
+        """Run the head over T tokens, `input_ids` [1, T] int64, and C features, `features` [1, C, d].
 
-        A `CarryHead` needs one feature for each token (C = T). In a `BlockHead` the C features come before the T tokens
-        of its blocks, and C or T may be 0. `position_ids`: [1, T]; in a `BlockHead` [1, C + T], first the positions of
-        the features, then of the tokens; None = 0, 1, 2 and so on. `past_key_values`: the head's KV cache; None =
-        nothing is cached. `use_cache`: not used. `logits_to_keep`: indices [N] int64 of the tokens whose output is
-        returned, or the number of last tokens; 0 = all.
+        In a `CarryHead` each token has a feature (C = T). In a `BlockHead` the features are those of C tokens before
+        the T tokens of its blocks, and C or T may be 0. `position_ids`: [1, T]; in a `BlockHead` [1, C + T], first the
+        positions of the features; None = 0, 1, 2 and so on. `past_key_values`: the head's KV cache; None = nothing is
+        cached. `use_cache`: not used. `logits_to_keep`: indices [N] int64 of the tokens whose output is returned, or
+        the number of last tokens; 0 = all.
         """
         if position_ids is None:
             num_positions = input_ids.shape[1]
@@ -179,32 +174,32 @@ class HeadNetwork(PreTrainedModel):
         return HeadOutput(self.spread(logits), normed if self.facts.is_carry_normed else hidden)
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
-        """Return the last layer's output [1, T, d], before the final norm, for T tokens, `input_ids` [1, T], and their
-        `features` [1, C, d]. `position_ids`: [1, T]; in a `BlockHead` [1, C + T], first the positions of the features.
-        `cache`: the head's KV cache; None = nothing is cached.
+        """Return the last layer's output [1, T, d], before the final norm, for T tokens, `input_ids` [1, T], and C
+        features, `features` [1, C, d]; C = T in a `CarryHead`. `position_ids`: [1, T]; in a `BlockHead` [1, C + T],
+        first the positions of the features. `cache`: the head's KV cache; None = nothing is cached.
         """
         raise NotImplementedError
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] that predict the tokens of a text, each from the tokens before it (teacher forcing).
+        """Return the logits [P, V] that predict P tokens of a text, each from the tokens before it (teacher forcing).
 
         The first row predicts the text's third token, the next row the fourth, and so on. `features`: [T, d], one for
         each of the T tokens.
 
         `ahead`: 1 = the logits of the first draft step; 2 = the logits of the second draft step, which only a
-        `CarryHead` has. In the second step the head reads its own output or, in P-EAGLE, a mask. The result then has
-        one row fewer, and its first row predicts the text's fourth token.
+        `CarryHead` has. In the second step the head reads its own output or, in P-EAGLE, a mask; the first row then
+        predicts the text's fourth token.
 
-        `runner`: runner of the head's path; None for a head without a cache. A `CarryHead` takes cache blocks while it
-        runs, and raises `OutOfBlocks` if too few are free.
+        `runner`: runner of the head; None for a head without a cache. A `CarryHead` takes cache blocks while it runs,
+        and raises `OutOfBlocks` if too few are free.
         """
         raise NotImplementedError
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
-        """Return other configurations with which the head may have been trained, if its files were misread in a known
-        way: pairs of a label for messages and a configuration. Other taps are not tried here.
+        """Return other configurations for the wiring test to try, as pairs (label for messages, configuration). Each is
+        another way to read the head's files. Other taps are not among them.
         """
         return ()
 
@@ -228,9 +223,7 @@ class HeadNetwork(PreTrainedModel):
 
 
 class CarryHead(HeadNetwork):
-    """Base class of heads that read a feature with each token and pass their own output on as the feature of the next
-    token.
-    """
+    """Base class of heads that read a feature with each token and return the feature of the next token."""
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
@@ -294,16 +287,14 @@ class BlockHead(HeadNetwork):
             cache.update(key, value, attention.layer_idx)
 
     def fill(self, input_ids: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
-        """Return the last layer's output [1, T, d] for the token ids [1, T] of blocks, which attend to the features in
-        the cache.
-        """
+        """Return the last layer's output [1, T, d] for token ids [1, T] of blocks, which attend to cached features."""
         raise NotImplementedError
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] that predict the tokens of a text, each from the tokens before it. The first row
-        predicts the third token.
+        """Return the logits [P, V] that predict P tokens of a text, from its third token on, each from the tokens
+        before it.
 
         The text is filled block by block; the anchor of a block is the last token of the previous block. `features`:
         [T, d], one for each of the T tokens. `runner`, `ahead`: not used.

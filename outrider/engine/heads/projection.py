@@ -42,7 +42,7 @@ class ProjectionSpec:
 
     taps: tuple[int, ...]
     """Indices of the target's hidden states that the head reads, in the order in which they are concatenated: 0 = the
-    embeddings, k = the output of layer k (from 1), `NORMED` = the last output after the final norm."""
+    embeddings, k = the output of layer k (from 1), -1 (`NORMED`) = the last output after the final norm."""
     width: Annotated[int, Field(ge=1)]
     """d, width of the features."""
     norm: Norm = "none"
@@ -70,9 +70,7 @@ _SPEC = TypeAdapter(ProjectionSpec)
 
 
 class Projection(nn.Module):
-    """Projection of a token's hidden states to its feature. It is a torch module; the draft worker sends it to the
-    target, which runs it.
-    """
+    """Projection of a token's hidden states to its feature; a draft worker sends it to the target, which runs it."""
 
     fc: Tensor | None
     norm: Tensor | None
@@ -96,9 +94,7 @@ class Projection(nn.Module):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the projection by name: the linear map `fc` and, if the projection has norms, their weights. Empty
-        for the identity.
-        """
+        """Tensors of the projection by name: the linear map `fc`, and weights of its norms. Empty for the identity."""
         return dict(self.named_buffers())
 
     @property
@@ -107,14 +103,12 @@ class Projection(nn.Module):
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def forward(self, taps: Tensor) -> Tensor:
-        """Return the features [N, d] bfloat16 of N tokens. `taps` [N, m, dt]: their hidden states in the order of
-        `spec.taps`.
-        """
+        """Return features [N, d] bfloat16 from hidden states `taps` [N, taps, dt], in the order of `spec.taps`."""
         return self.exact(taps).to(torch.bfloat16)
 
     def exact(self, taps: Tensor) -> Tensor:
-        """Return the features [N, d] of N tokens in the projection's own dtype, not rounded to bfloat16. `taps` [N, m,
-        dt]: the tokens' hidden states in the order of `spec.taps`.
+        """Return features [N, d] from hidden states `taps` [N, taps, dt], in the order of `spec.taps`, in the
+        projection's own dtype, not rounded to bfloat16.
         """
         if self.fc is None:
             return taps[:, 0]
@@ -130,7 +124,7 @@ class Projection(nn.Module):
         return features
 
     def to_bytes(self) -> bytes:
-        """Return the spec and the tensors in safetensors' format. Equal projections give equal bytes."""
+        """Return the projection's `spec` and its tensors in safetensors' format. Equal projections give equal bytes."""
         spec = json.dumps(asdict(self.spec), sort_keys=True)
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}  # a pickle's may be a view
         return safetensors.torch.save(tensors, {"spec": spec})  # one key: several would have no fixed order
@@ -151,9 +145,7 @@ class Projection(nn.Module):
 
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
-    """Raise `InvalidRequest` if `taps` are indices of hidden states that a target with `num_layers` layers does not
-    have.
-    """
+    """Raise `InvalidRequest` if a target with `num_layers` layers does not have the hidden states `taps`."""
     max_taps = num_layers + 2
     if not 1 <= len(taps) <= max_taps or min(taps) < NORMED or max(taps) > num_layers:
         raise InvalidRequest(
@@ -164,9 +156,7 @@ def check_taps(taps: Sequence[int], num_layers: int) -> None:
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return the SHA-256 of a serialised projection, by which draft workers and targets name the projection in
-    messages.
-    """
+    """Return the SHA-256 of a serialised projection, its name in messages between draft workers and targets."""
     return hashlib.sha256(data).digest()
 
 

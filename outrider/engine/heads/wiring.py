@@ -43,11 +43,10 @@ second is what it means for the work of the next few weeks.
 MAX_TOKENS = 128
 """Maximum length, in tokens, of the text on which the wiring of a head is tested."""
 MAX_PROBE_TAPS = 16
-"""Maximum number of taps whose hidden states, over the test's text, a target sends in one reply. At a width of 8192
-they take 34 MB."""
+"""Maximum number of taps whose hidden states over the test's text a target sends in one reply: 34 MB at width 8192."""
 MIN_SCORE = -20.0
-"""Lowest log-probability that counts in the wiring test. Smaller log-probabilities, and those of tokens without a row
-in the head's lm_head, are raised to this."""
+"""Lowest log-probability that counts in the wiring test. Lower ones are raised to it, also that of a token for which
+the head's lm_head has no row."""
 MIN_LEAD = 3.0
 """Difference of two mean scores, in standard errors, above which it counts as more than chance. It decides between two
 wirings of a head, and between a head's scores at the right positions and at other ones."""
@@ -134,8 +133,8 @@ def probe_ids(tokenizer_json: bytes, context_limit: int, text: str = TEXT) -> li
 def judge(outcome: WiringScores, model: str, *, trusts: bool) -> str | None:
     """Log the scores of a head in the wiring test. Return the reason why the head is refused; None = it is served.
 
-    `model`: the head's name in the log. `trusts`: whether the head is served with the wiring in its files even if the
-    test finds a fault.
+    `model`: the head's name in the log. `trusts`: whether a fault is only logged, and the head is served with the
+    wiring in its files.
     """
     ours, fault = outcome.configured, outcome.fault
     ways = ", ".join(f"{way.label} {way.agreement:.0%}" for way in (ours, *outcome.others))
@@ -188,9 +187,10 @@ def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
     """Return how well a head predicts a text with the wiring in its files, and with other wirings that it may have in
     truth if the files are wrong.
 
-    For example, if the head predicts better with the hidden states of other layers, its files name wrong layers. For
-    each boolean that the files leave open, both values are tried first and the better one is kept. Raises `OutOfBlocks`
-    if the runner's KV cache has too few free blocks for the text. Call it on the engine thread.
+    For example, if the head predicts better with the hidden states of other layers, its files name wrong layers. First,
+    for each boolean of its configuration that the files do not state, both values are tried, and the better one is set
+    in `loaded.network`. `seen`: the target's hidden states and predictions over the text. Raises `OutOfBlocks` if the
+    KV cache of the head's runner has too few free blocks for the text. Call it on the engine thread.
     """
     _decide(loaded, seen)
     projection = loaded.projection
@@ -212,12 +212,11 @@ def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
 
 
 def text_logits(loaded: LoadedHead, seen: ProbeStates, taps: Sequence[int] | None = None, ahead: int = 1) -> Tensor:
-    """Return the head's logits [P, V] that predict the tokens of the test's text from the third on, each from the
-    tokens before it.
+    """Return the head's logits [P, V] that predict P tokens of the test's text, each from the tokens before it.
 
-    `seen`: the target's hidden states over the text. `taps`: indices of the hidden states to read; None = those that
-    the head's files state. `ahead`: 1 = the logits of the first draft step; 2 = those of a `CarryHead`'s second draft
-    step, in which it reads its own output and predicts one token further on.
+    `seen`: the target's hidden states over the text. `taps`: indices of the hidden states to read; None = the taps that
+    the head's files state. `ahead`: 1 = the logits of the first draft step, from the third token on; 2 = the logits of
+    a `CarryHead`'s second draft step, in which it reads its own output, from the fourth token on.
     """
     states = [seen.taps[tap] for tap in taps or loaded.projection.spec.taps]
     features = loaded.projection(torch.stack(states, dim=1))  # [T, d]

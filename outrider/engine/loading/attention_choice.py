@@ -84,13 +84,12 @@ layers among the modules on a CPU."""
 def choose_path(
     model: PreTrainedModel, facts: ModelFacts, setting: str, batch_invariant: bool, supports_features: bool = False
 ) -> ModelRunner:
-    """Return a runner of the model whose attention path passed the self-test.
-
-    The runner's KV pool is the small one of the self-test, with NUM_BLOCKS blocks: the caller replaces it.
+    """Return a runner of the model whose attention path passed the self-test. Its KV pool has the NUM_BLOCKS blocks of
+    the self-test; the caller replaces it.
 
     setting: `attention_path`, a key of FACTORIES, or "auto" for the first of them that works. batch_invariant: the
-    setting of this name; True = only batch-invariant paths are tried. supports_features: whether the hidden states are
-    tested, too, which heads may then read. They are tested here since the caller may drop the model's modules later.
+    setting of this name; True = only batch-invariant paths are tried. supports_features: whether heads may read the
+    model's hidden states, which are then tested, too.
 
     Raises ConfigError if no path can be used, with the reason for each path that was tried.
     """
@@ -210,7 +209,7 @@ def pack_weights(model: PreTrainedModel, runner: ModelRunner, reference: Referen
 def tree_refusal(runner: ModelRunner, reference: UncachedModel | ReferenceLogits) -> str | None:
     """Test draft trees on the runner. Return the reason why it cannot verify them, for the log; None if it can.
 
-    `runner.tree_refusal` is None afterwards: the caller sets it to the result.
+    `runner.tree_refusal` is set to None for the test; the caller sets it to the result.
     """
     if not isinstance(runner.path, TreePath):
         return "it has no attention of trees"
@@ -233,7 +232,7 @@ def features_refusal(runner: ModelRunner, reference: UncachedModel) -> str | Non
     """Test the hidden states that the runner gives to heads. Return the reason why heads cannot read them, for the log;
     None if they can.
 
-    `runner.features_refusal` is None afterwards: the caller sets it to the result.
+    `runner.features_refusal` is set to None for the test; the caller sets it to the result.
     """
     if not isinstance(runner.path, FeaturePath):
         return "it has no taps"

@@ -34,17 +34,15 @@ step also decodes for running requests, whose next tokens wait until the step is
 PREFILL_TOKENS_CUDA = 2048
 """Maximum number of prompt tokens in a step on a GPU, if the setting max_prefill_tokens is None."""
 ANSWER_TOKENS = 4096
-"""Maximum number of tokens per slot that is assumed when the KV cache on a CPU is sized. The blocks are shared, so one
-slot may have more tokens when others have fewer."""
+"""Number of tokens per slot, at most, for which the KV cache on a CPU is sized. The blocks are shared, so one slot may
+have more tokens when others have fewer."""
 CPU_FRACTION = 0.1
 """Fraction of a CPU machine's free memory, 0 to 1, that the KV cache may take. The draft buffers may take as much
 again. The rest is for other processes."""
 
 
 def default_prefill_tokens(device: torch.device) -> int:
-    """Return the maximum number of prompt tokens in a step on this device that holds if the setting max_prefill_tokens
-    is None.
-    """
+    """Return the maximum number of prompt tokens in a step on this device if max_prefill_tokens is None."""
     if device.type == "cpu":
         return PREFILL_TOKENS_CPU
     return PREFILL_TOKENS_CUDA
@@ -58,8 +56,8 @@ def size_cache(
     group: Group | None = None,
     num_positions: int = VERIFY_TOKENS,
 ) -> None:
-    """Allocate the runner's KV cache in the size that the settings or the free memory allow, and set `runner.spare`,
-    the memory that is left for heads.
+    """Allocate the runner's KV cache, of the size that the settings state or the free memory allows. Set
+    `runner.spare`, the memory that is left for heads.
 
     model_config: configuration of the model, from whose widths the memory of a step is computed. num_weight_bytes: size
     of the weights on this device, in bytes. group: the ranks of a split model, which all take the size that fits the

@@ -24,7 +24,7 @@ FILE = "model.safetensors"
 
 
 def read_embeddings(source: str, width: int) -> Tensor:
-    """Return the look-ahead embeddings [L, width] of a file, in the file's dtype.
+    """Return the look-ahead embeddings of a file, one in a row of `width` numbers, in the file's dtype.
 
     source: the setting lookahead_embeddings: the file, or the folder that contains it under the name FILE. width:
     hidden size of the target. Raises ConfigError for a file that cannot be read or contains anything else, and for

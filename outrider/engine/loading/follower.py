@@ -1,4 +1,4 @@
-"""Run a follower of a tensor-parallel target: a process with one rank's part of the weights.
+"""Run a rank above 0 of a tensor-parallel target: a process with its part of the weights.
 
     python -m outrider.engine.loading.follower FOLDER RANK CORES
 
@@ -29,10 +29,10 @@ log = get_logger(__name__)
 
 
 def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callable[[], None]) -> int:
-    """Run one follower (a rank other than 0 of a tensor-parallel target) until rank 0 ends. Return the exit code of the
-    process: 0 if rank 0 sent the message END, 1 if it ended without.
+    """Run this process as a rank above 0 of a tensor-parallel target until rank 0 ends. Return the exit code: 0 if rank
+    0 sent the message END, 1 if it ended without.
 
-    folder: folder with the socket on which rank 0 listens. rank: this follower's number, from 1. cpu_cores: the setting
+    folder: folder with the socket on which rank 0 listens. rank: number of this process, from 1. cpu_cores: the setting
     of this name, the cores to which the process is pinned. on_abandoned: called, perhaps from another thread, just
     before this process ends because rank 0 ended without END. Raises OutriderError for a model that cannot be loaded,
     after reporting it to rank 0.
@@ -102,8 +102,8 @@ def _end_with_rank_0(host: RankZeroLines, ended: threading.Event, on_abandoned: 
 
 
 def main(argv: list[str]) -> int:
-    """Run one follower with the command line's arguments: folder, rank and cores. Return the exit code of the
-    process.
+    """Run this process as a rank above 0 of a tensor-parallel target, with the command line's arguments: folder of the
+    ranks' socket, rank and CPU cores. Return the exit code of the process.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # terminals and `systemctl kill` send them to all; rank 0 handles them

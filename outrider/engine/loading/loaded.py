@@ -95,10 +95,10 @@ def load(
 ) -> ModelWorkerState:
     """Load the model and the tokenizer of `config`, and allocate the slots. Call it on the engine thread.
 
-    epoch: number of the worker's life, another one at each start. on_lost: called from another thread when a follower
-    of a tensor-parallel target ends by itself. ranks_folder: folder with the socket to which followers that another
-    process starts connect; None = this process starts the followers. Raises a ConfigError that names what cannot be
-    served, and Unavailable for a lost follower.
+    epoch: number of the worker's life, another one at each start. on_lost: called from another thread when the process
+    of a rank above 0 of a tensor-parallel target ends by itself. ranks_folder: folder with the socket to which ranks
+    that another process starts connect; None = this process starts them. Raises a ConfigError that names what cannot be
+    served, and Unavailable for a lost rank.
     """
     if not isinstance(config, TargetConfig) or config.tensor_parallel == 1:
         return _create_state(load_runner(config), config, epoch)
@@ -118,16 +118,16 @@ def load_split(
     ranks_folder: str | None = None,
     step_timeout: timedelta = STEP_TIMEOUT,
 ) -> tuple[ModelRunner, Team]:
-    """Load a model split over this process (rank 0) and its followers, test it and allocate its KV cache. Return the
-    runner, and the team of followers, which the caller must close.
+    """Load a model split over this process (rank 0) and the processes of other ranks, test it and allocate its KV
+    cache. Return the runner, and the team of the other ranks, which the caller must close.
 
-    on_lost: called once, from any thread, if a follower ends or the ranks may no longer be in the same step.
-    ranks_folder: folder with the socket to which followers that another process starts connect; None = this process
-    starts them. step_timeout: a rank that takes longer in a forward is considered dead.
+    on_lost: called once, from any thread, if another rank ends or the ranks may no longer be in the same step.
+    ranks_folder: folder with the socket to which ranks that another process starts connect; None = this process starts
+    them. step_timeout: a rank that takes longer in a forward is considered dead.
 
-    Raises a ConfigError that names what cannot be served, and Unavailable when a follower does not connect or is lost
-    meanwhile; no follower is left running then. A follower that was killed may be the reason why every path failed
-    here. So if one ended without a report, its loss is raised in place of this rank's ConfigError.
+    Raises a ConfigError that names what cannot be served, and Unavailable if a rank does not connect or is lost
+    meanwhile; no other rank is left running then. If a rank ended without a report, Unavailable also replaces a
+    ConfigError of rank 0, which that loss may have caused.
     """
     if ":" in config.device:
         raise ConfigError(

@@ -66,9 +66,9 @@ log = get_logger(__name__)
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:
     """Load the model of `config`, decoder-only or encoder-decoder, test its attention paths and allocate its KV cache.
 
-    join: function that joins this process with the other ranks and returns their group; needed if tensor_parallel > 1.
-    It is called with the device, after all checks that need no other rank. Every rank loads by `load_runner`. Raises a
-    ConfigError that names what cannot be served.
+    join: function that joins this process with the other ranks of a split model, which call `load_runner`, too, and
+    returns their group; needed if tensor_parallel > 1. It is called with the device, after all checks that need no
+    other rank. Raises a ConfigError that names what cannot be served.
     """
     device = resolve_device(config.device)
     with memory.explain_out_of_memory(config.model, device):
@@ -232,8 +232,8 @@ def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | N
     """Check that a network of this configuration fits the headers of the model's weight files. Return the network on
     the meta device.
 
-    source: the form in which the weights will be loaded; None = the form in which they are stored. Raises ConfigError
-    if the files do not fit the network, and for a model without a KV cache.
+    source: where the weights are, and whether they will be unpacked; None = they are loaded as stored. Raises
+    ConfigError if the files do not fit the network, and for a model without a KV cache.
     """
     source = source or WeightSource.as_stored(model, config)
     headers = read_headers(model)

@@ -24,8 +24,8 @@ def load_weights(
 ) -> PreTrainedModel:
     """Return the network with its weights on the device, in eval mode, without gradients.
 
-    source: the weights and the form in which they are loaded. dtype: the setting of this name. quantization: "int8" =
-    the linear layers are quantised after reading; "none" = they are not. num_ranks: number of ranks over which
+    source: where the weights are, and whether they are unpacked. dtype: the setting of this name. quantization: "int8"
+    = the linear layers are quantised after reading; "none" = they are not. num_ranks: number of ranks over which
     transformers splits the weights; this process reads its own part only. Raises ConfigError for files that are
     damaged, that lack tensors of the network, or whose tensors have other shapes.
     """

@@ -60,9 +60,7 @@ class ReferenceLogits:
         return self._logits[key]
 
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the hidden states [T, taps, H] float32 of a sequence at all taps, as transformers computes them
-        without a KV cache.
-        """
+        """Return the hidden states [T, taps, d] float32 of a sequence at all taps, computed without a KV cache."""
         return self._model.hidden_states(token_ids)
 
 
@@ -132,7 +130,7 @@ class _Sequence:
 
 Observer = Callable[[Row, Tensor, Tensor], None]
 """Function that the self-test calls with each row of a step, the row's logits [num_logits, V] float32 and its hidden
-states [num_new, taps, H]."""
+states [num_new, taps, d]."""
 
 
 def largest_error(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> float:
@@ -205,10 +203,11 @@ def layer_that_raised(error: BaseException) -> int | None:
 
 
 def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogits) -> int | None:
-    """Run the sequences of `largest_error` again. Return the index of the first decoder layer whose output differs from
+    """Run the sequences of the self-test again. Return the index of the first decoder layer whose output differs from
     the output in transformers' own forward.
 
-    Returns None if the path gives no hidden states, or if no layer differs. The runner's pool is replaced.
+    Returns None if no layer differs, or if outputs cannot be compared: on an attention path that gives no hidden
+    states, in an encoder-decoder model, or after an error. The runner's pool is replaced.
     """
     if not isinstance(runner.path, FeaturePath) or runner.facts.decoder_start_ids:
         return None
@@ -236,7 +235,7 @@ def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogi
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)
 """Index of the parent node of each node of the self-test's tree; -1 = the token before the tree. Some nodes are
-siblings, so that a node's index in the cache is not its position. The tree is fed in two forwards, of 4 and of 3
+siblings: they have one position, and each its own storage index. The tree is fed in two forwards, of 4 and of 3
 nodes."""
 PATHS = ((0, 2, 3, 5), (0, 1, 4))
 """Paths from the root on which the self-test compares logits, as indices of nodes in PARENTS. The test accepts the
@@ -284,9 +283,9 @@ def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
     with the hidden states in transformers' own forward.
 
     Returns the largest distance of a hidden state from transformers' own, as a fraction of the length of that vector;
-    NaN if any number is NaN. All layers are compared: in the middle of a deep model one layer changes little, and a tap
-    that is one layer off shows at the ends. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model
-    raises pass through.
+    NaN if any number is NaN. All taps are compared, since neighbouring ones may hardly differ in the middle of a deep
+    model, but do at its ends. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model raises pass
+    through.
     """
     generator = random.Random(2)
     vocab_size = runner.facts.vocab_size

@@ -33,7 +33,7 @@ from outrider.wire.settings.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """Weights of one model before they are read: where they are, and in which form they will be loaded."""
+    """Weights of one model before they are read: where they are, and whether they will be unpacked."""
 
     model: str
     """Folder, GGUF file or hub id."""
@@ -44,19 +44,19 @@ class WeightSource:
     packed: PackedCheckpoint | None = None
     """Quantised checkpoint to unpack at load; None if the weights are loaded as stored or from GGUF."""
     why_unpacked: str | None = None
-    """Reason why the weights are unpacked at load, a clause for the log and for errors; None if they are not
-    unpacked."""
+    """Clause for the log and errors: why the weights are unpacked at load; None if they are not unpacked."""
 
     @classmethod
     def as_stored(cls, model: str, config: PreTrainedConfig) -> WeightSource:
-        """Return the weights of a folder, GGUF file or hub id, to be loaded in the form in which they are stored."""
+        """Return the weights of a folder, GGUF file or hub id, to be loaded as they are stored."""
         return cls(model, config, gguf_path(model))
 
     @classmethod
     def find(cls, model: str, config: PreTrainedConfig, device: torch.device, quantization: str) -> WeightSource:
-        """Return the weights in the form that the device can run: unpacked if it has no kernels for the stored form.
+        """Return the weights of a folder, GGUF file or hub id, to be unpacked if the device has no kernels for them as
+        they are stored.
 
-        quantization: the setting of this name. Raises ConfigError if the device can run them in no form.
+        quantization: the setting of this name. Raises ConfigError if the device can run them in neither way.
         """
         gguf = gguf_path(model)
         if gguf is not None:
@@ -112,8 +112,8 @@ class WeightSource:
             check_unpacked(settings, self.why_unpacked, network, self.dtype(device, settings.dtype), device)
 
     def arguments(self, dtype: torch.dtype | str) -> tuple[str | None, dict[str, Any]]:
-        """Return the arguments of `from_pretrained`: the folder or hub id (None if a state dict is among the options),
-        and the options by name.
+        """Return the arguments of `from_pretrained`: folder or hub id, and options by name. For a quantised checkpoint
+        that is unpacked, the first is None, and the weights are the option `state_dict`.
         """
         options: dict[str, Any] = {"config": self.config, "dtype": dtype, "use_safetensors": True}
         if self.gguf is not None:

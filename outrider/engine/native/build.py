@@ -44,9 +44,7 @@ _REMEDY = "set OUTRIDER_CACHE_DIR to a folder that can be"
 
 
 class BuildError(Exception):
-    """Raised if the C++ kernels cannot be compiled: there is no compiler, or it rejects the sources. The message is one
-    line.
-    """
+    """Raised if the C++ kernels cannot be compiled: no compiler, or it rejects the sources. The message is one line."""
 
 
 def built_library() -> Path:
@@ -80,9 +78,7 @@ def library_path() -> tuple[Path, str]:
 
 
 def find_compiler() -> str:
-    """Return the path of the compiler that $CXX names or, if it is not set, of c++, g++ or clang++. Raises BuildError
-    if it is not found.
-    """
+    """Return the path of the compiler $CXX or, without it, c++, g++ or clang++. Raises BuildError if there is none."""
     names = ["c++", "g++", "clang++"]
     chosen = os.environ.get("CXX")
     if chosen:
@@ -106,9 +102,7 @@ def check_owner(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise BuildError if the library cannot be compiled into this folder: if a file cannot be created in it, or the
-    folder cannot be created.
-    """
+    """Raise BuildError if a file cannot be created in this folder, or the folder itself."""
     existing = folder
     while not existing.exists():
         existing = existing.parent

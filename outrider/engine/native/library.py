@@ -78,9 +78,8 @@ class MatrixName(IntEnum):
 
 
 class RowPart(IntEnum):
-    """Which outputs of a packed matrix the rows of a weight [rows, columns] become. STRAIGHT: consecutive outputs. The
-    matrix GATE_UP alternates 32 outputs of the gate with 32 of the up projection; GATE: the outputs of the gate; UP:
-    those of the up projection.
+    """How the rows of a weight lie among the outputs of a packed matrix. STRAIGHT: one after the other. GATE and UP: as
+    the gate's or the up projection's outputs in the matrix GATE_UP, where 32 of the one alternate with 32 of the other.
     """
 
     STRAIGHT = 0
@@ -179,9 +178,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 class NativeModel:
-    """A model in the C++ forward: its packed weights, and the threads that run the forward. The threads end when the
-    object is dropped.
-    """
+    """A model in the C++ forward: packed weights, and threads that run it, which end when the object is dropped."""
 
     def __init__(self, spec: NativeSpec, windows: Sequence[int], rotaries: Sequence[int]) -> None:
         """Allocate a model without weights. Raises BuildError and MemoryError.
@@ -249,7 +246,7 @@ class NativeModel:
         """Use these contiguous tensors, which the caller keeps alive, as the model's embedding and as its storage of
         keys and values.
 
-        embedding: [V, H] in the model's dtype; None if it has the same values as the packed lm_head. num_blocks: number
+        embedding: [V, d] in the model's dtype; None if it has the same values as the packed lm_head. num_blocks: number
         of blocks of the storage, including the trash block.
         """
         embedding_address = None
@@ -281,10 +278,10 @@ class NativeModel:
     ) -> int | None:
         """Run the step that `plan` (int32, see model.h) describes. Write the results into `logits` and `features`.
 
-        logits: [N, head_rows] float32. features: [num_tokens, taps, hidden padded to a multiple of 16] float32; None if
-        there are no taps. read: the features that a paired model reads, [num_tokens, hidden] float32, contiguous; None
-        for other models. Returns None if the step ran. If a token id is outside the vocabulary, computes nothing and
-        returns the index of that id among the fed ids. Raises MemoryError.
+        logits: [N, rows of the lm_head] float32, for N requested positions. features: [num_tokens, taps, d padded to a
+        multiple of 16] float32; None if there are no taps. read: [num_tokens, d] float32, contiguous, the features that
+        an EAGLE-3 head reads; None for models. Returns None if the step ran. If a token id is outside the vocabulary,
+        computes nothing and returns the index of that id among the fed ids. Raises MemoryError.
         """
         addresses = (_address(logits), _address(features), _address(read))
         status = self._library.outrider_forward(self._handle, plan.buffer_info()[0], num_tokens, num_rows, *addresses)

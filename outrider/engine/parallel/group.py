@@ -1,4 +1,4 @@
-"""Torch's process group of the ranks, and the numbers on which they must agree. Used by rank 0 and by followers."""
+"""Torch's process group of the ranks, and the numbers on which they must agree. Used by all ranks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.telemetry.log import get_logger
 
 JOIN_TIMEOUT = timedelta(seconds=60)
-"""Maximum time in which all ranks must join the process group. It begins when all of them have connected to rank 0 and
-are ready to join."""
+"""Maximum time (a timedelta) in which all ranks must join the process group. It begins when all of them have connected
+to rank 0 and are ready to join."""
 LOAD_TIMEOUT = timedelta(minutes=30)
-"""Maximum time of one collective operation during load. It is long, since ranks that have read their part of the
-weights wait there for slower ranks."""
+"""Maximum time (a timedelta) of one collective operation during load. It is long, since ranks that have read their part
+of the weights wait there for slower ranks."""
 STEP_TIMEOUT = timedelta(seconds=60)
-"""Maximum time of one collective operation in a forward. A rank that takes longer is considered dead."""
+"""Maximum time (a timedelta) of one collective operation in a forward. A rank that takes longer is considered dead."""
 
 log = get_logger(__name__)
 
@@ -44,9 +44,7 @@ class Group:
         return self._reduced(number, dist.ReduceOp.MIN)
 
     def check_same(self, what: str, value: str) -> None:
-        """Raise ConfigError unless all ranks pass the same `value`. A collective operation. what: name of the value,
-        for the message.
-        """
+        """Raise ConfigError, naming `what`, unless all ranks pass the same `value`. A collective operation."""
         number = zlib.crc32(value.encode())
         if self._reduced(number, dist.ReduceOp.MIN) != self._reduced(number, dist.ReduceOp.MAX):
             raise ConfigError(f"the ranks differ in {what}: rank {self.rank} has {value!r}; use tensor_parallel 1")

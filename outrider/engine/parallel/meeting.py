@@ -1,7 +1,7 @@
 """Connect the ranks of one machine through a socket in a private folder. Imported before torch.
 
-Every follower has two connections to rank 0: one for commands, and a life line that carries nothing but the reason for
-which a follower ends. However a process ends, its connections close, and the other side notices it at once.
+Every other rank has two connections to rank 0: one for commands, and a life line that carries nothing but the reason
+for which the rank ends. However a process ends, its connections close, and the other side notices it at once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.processes import folders
 
 SOCKET = "control.sock"
-"""File name of the Unix socket on which rank 0 listens for followers, in the ranks' folder."""
+"""File name of the Unix socket on which rank 0 listens for the other ranks, in the ranks' folder."""
 _HEADER = struct.Struct("<I")  # bytes of the message that follows
 
 MEETING_TIMEOUT_S = 120.0
-"""Maximum time in seconds in which all followers must start and connect to rank 0."""
+"""Maximum time in seconds in which the processes of all other ranks must start and connect to rank 0."""
 GRACE_S = 1.0
-"""Time in seconds that a rank waits when another rank has failed, before it acts. Rank 0 waits for the news that a
-follower's process has ended; a follower whose rank 0 is gone waits for its own end in good order."""
+"""Seconds that a rank waits when another rank has failed, before it acts. Rank 0 waits for the news that another rank's
+process has ended; a rank whose rank 0 is gone waits for its own end in good order."""
 
 
 def make_meeting_place(folder: Path) -> Path:
@@ -92,32 +92,33 @@ class MessageConnection:
 
 @dataclass(frozen=True, slots=True)
 class FollowerLines:
-    """Rank 0's connections to one follower."""
+    """Rank 0's two connections to the process of another rank."""
 
     rank: int
-    """Rank of the follower, from 1."""
+    """Number of the other rank, from 1."""
     commands: MessageConnection
-    """Connection on which rank 0 sends its commands to the follower."""
+    """Connection on which rank 0 sends its commands to the other rank."""
     life: MessageConnection
-    """Connection that closes when the follower's process ends. Before it ends, the follower sends the reason on it, if
-    it can."""
+    """Connection that closes when the other rank's process ends. Before that, the process sends the reason on it, if it
+    can."""
 
     def await_ready(self) -> bool:
-        """Wait until the follower sends that it is about to join the process group. Return True then, and False if it
-        has ended instead.
+        """Wait until the other rank sends that it is about to join the process group. Return True then, and False if
+        its process has ended instead.
 
         Raises TimeoutError.
         """
         return self.commands.receive() is not None
 
     def close(self) -> None:
-        """Close both connections."""
+        """Close both connections to the other rank."""
         self.commands.close()
         self.life.close()
 
 
 def accept_followers(folder: Path, num_ranks: int, timeout_s: float) -> list[FollowerLines]:
-    """Listen, on rank 0, until every follower has connected. Return the connections in the order of the ranks.
+    """Listen, on rank 0, until the processes of all other ranks have connected. Return the connections in the order of
+    the ranks.
 
     timeout_s: maximum time in seconds until all have connected, and later for each part of a message on their command
     connections. Raises Unavailable with the ranks that did not connect.
@@ -162,20 +163,20 @@ def _close_all(lines: dict[tuple[int, str], MessageConnection]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RankZeroLines:
-    """Connections of a follower to rank 0."""
+    """Two connections to rank 0 of the process of a rank above 0."""
 
     commands: MessageConnection
-    """Connection on which this follower receives rank 0's commands."""
+    """Connection on which this rank, above 0, receives rank 0's commands."""
     life: MessageConnection
-    """Connection that closes when the process of rank 0 or of this follower ends. Before it ends, the follower sends
-    the reason on it, if it can."""
+    """Connection that closes when the process of rank 0 or of this rank, above 0, ends. Before this rank's process
+    ends, it sends the reason on it, if it can."""
 
     def send_ready(self) -> None:
-        """Tell rank 0 that this follower is about to join the process group. Raises OSError."""
+        """Tell rank 0 that this rank is about to join the process group. Raises OSError."""
         self.commands.send(b"ready")
 
     def report(self, message: str) -> None:
-        """Tell rank 0 why this follower is about to end. Does nothing if the connection is closed."""
+        """Tell rank 0 why this process is about to end. Does nothing if the connection is closed."""
         with contextlib.suppress(OSError):
             self.life.send(message.encode())
 

@@ -1,4 +1,4 @@
-"""Messages of rank 0 to its followers: the next call of the attention path and its arguments, encoded as integers.
+"""Messages of rank 0 to the other ranks: the next call of the attention path and its arguments, encoded as integers.
 
 Used by `team` on rank 0 and by `loading.follower`.
 """
@@ -25,12 +25,12 @@ MOVE = "move_tokens"
 STORAGE = "set_storage"
 """Kind of a message that calls `ForwardPath.set_storage`."""
 END = "end"
-"""Kind of a message that tells a follower to end without an error."""
+"""Kind of a message that tells a rank above 0 to end without an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteTable:
-    """A follower's copy of a block table, with the fields that an attention path reads."""
+    """Copy, in another rank's process, of a block table of rank 0, with the fields that an attention path reads."""
 
     blocks: list[int]
     """Block numbers of the sequence, in order."""
@@ -41,8 +41,8 @@ class RemoteTable:
 def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
     """Return the message that calls a forward over these rows.
 
-    with_past: whether the message also contains the ids of the last cached tokens, some of which the `dense` path feeds
-    again. Each row is then sent with as many token ids as the row with the most new tokens.
+    with_past: whether a row with fewer new tokens than the widest is filled up to that number with its last cached
+    token ids, some of which the `dense` path feeds again.
     """
     max_new = max((row.num_new for row in rows), default=0)
     block_size = 1
@@ -65,8 +65,8 @@ def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
 def encode(kind: str, numbers: Sequence[int] = ()) -> bytes:
     """Return the message of a kind other than FORWARD.
 
-    numbers: for COPY the blocks of each copy, [from, to, from, to, ..]; for MOVE all sources and then all destinations;
-    for STORAGE the arguments of `set_storage`; for END nothing.
+    numbers: for COPY the blocks of each copy, [from, to, from, to, ..]; for MOVE the storage indices of all sources and
+    then of all destinations; for STORAGE the number of blocks and the block size; for END nothing.
     """
     return _KIND.pack(kind.encode()) + np.array(numbers, dtype="<i8").tobytes()
 

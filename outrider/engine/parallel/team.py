@@ -1,4 +1,4 @@
-"""Rank 0's part of tensor parallelism: start the followers, send them each call of the path, notice if one ends.
+"""Rank 0's part of tensor parallelism: start the other ranks, send them each call of the path, notice if one ends.
 
 `Team` is created by the loader of a target with `tensor_parallel` above 1; `ParallelPath` wraps the attention path of
 its model.
@@ -49,16 +49,16 @@ log = get_logger(__name__)
 
 
 class Team:
-    """The followers of a worker: starts them, sends them rank 0's commands, notices when one ends, and ends them.
-    `close` must be called in any case.
+    """The processes of the ranks above 0 of a worker: starts them, sends them rank 0's commands, notices when one ends,
+    and ends them. `close` must be called, also after an error.
     """
 
     def __init__(
         self, num_ranks: int, on_lost: Callable[[OutriderError], None], step_timeout: timedelta = STEP_TIMEOUT
     ) -> None:
-        """Create a team without starting followers; `gather` starts them.
+        """Create a team without starting the other ranks; `gather` starts them.
 
-        on_lost: called once, from any thread, if a follower ends before `close`, or if the ranks may no longer be in
+        on_lost: called once, from any thread, if another rank ends before `close`, or if the ranks may no longer be in
         the same step. The worker must end then. step_timeout: a rank that takes longer in a forward is considered dead.
         """
         self.num_ranks = num_ranks
@@ -66,7 +66,7 @@ class Team:
         self._on_lost = on_lost
         self._step_timeout = step_timeout
         self.processes: list[subprocess.Popen[bytes]] = []
-        """Follower processes that this process started."""
+        """Processes of other ranks that this process started."""
         self._guests: list[FollowerLines] = []
         self.group: Group | None = None
         """Process group of the ranks; None before `gather`."""
@@ -77,15 +77,15 @@ class Team:
         self._lock = threading.Lock()  # of the first loss
         self._lost: OutriderError | None = None
         self.lost_in_silence = False
-        """Whether the ranks stopped working together because a follower ended without a message. Most likely it was
-        killed."""
+        """Whether the ranks stopped working together because the process of one ended without a message. Most likely it
+        was killed."""
 
     def gather(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Group:
-        """Start the followers, or wait for followers that another process starts, and join a process group with them.
+        """Start the other ranks, or wait for ranks that another process starts, and join a process group with them.
         Return the group.
 
-        config: the settings with which the followers load. shared_folder: the folder in which followers that another
-        process starts connect; None = they are started here. Raises OutriderError unless all of them join.
+        config: the settings with which the ranks load. shared_folder: the folder in which ranks that another process
+        starts connect; None = they are started here. Raises OutriderError unless all of them join.
         """
         store = self.meet(device, config, shared_folder)
         with self.together():
@@ -96,10 +96,10 @@ class Team:
         return self.group
 
     def meet(self, device: torch.device, config: TargetConfig, shared_folder: str | None) -> Path:
-        """Start the followers, or wait for followers that another process starts, and send them the settings with which
+        """Start the other ranks, or wait for ranks that another process starts, and send them the settings with which
         they load.
 
-        shared_folder: the folder in which followers that another process starts connect; None = they are started here.
+        shared_folder: the folder in which ranks that another process starts connect; None = they are started here.
         Returns the path of the file through which the ranks join the process group. Raises OutriderError.
         """
         if shared_folder is None:
@@ -130,12 +130,12 @@ class Team:
 
     @contextlib.contextmanager
     def together(self, message: bytes | None = None) -> Iterator[None]:
-        """Context manager: send `message` to the followers, then run the body, which must make the same collective
-        operations as the followers.
+        """Context manager: send `message` (None = nothing) to the other ranks, then run the body, which must make the
+        same collective operations as they do.
 
-        After an error on this rank, the followers may still be inside a collective operation, and would take part in
-        this rank's next one with the wrong sums. So any error ends the team: Unavailable is raised in its place, and
-        again at every later call, which sends nothing.
+        After an error here, another rank may still be inside a collective operation, and would add its numbers to those
+        of rank 0's next one. So any error ends the team: it is replaced by Unavailable, which every later call raises
+        again.
         """
         if self._lost is not None:
             raise self._lost
@@ -151,8 +151,8 @@ class Team:
 
     @property
     def loss_error(self) -> OutriderError | None:
-        """Error for which the ranks stopped working together; None if they still do. Waits up to GRACE_S seconds for
-        such an error, since the end of a follower may be noticed later than the error that it caused on this rank.
+        """Reason why the ranks stopped working together; None if they still do. Waits up to GRACE_S seconds for it,
+        since the end of another rank may be noticed later than the error that it caused on rank 0.
         """
         if self._guests:
             self._is_lost.wait(GRACE_S)
@@ -174,7 +174,7 @@ class Team:
         return error
 
     def close(self) -> None:
-        """End the followers, and kill those that do not end in time. Further calls do nothing."""
+        """End the processes of the other ranks, and kill those that do not end in time. Further calls do nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -237,7 +237,7 @@ class Team:
 
 
 class ParallelPath:
-    """Attention path of a split model on rank 0: it sends each call to the followers, then makes the call here, too.
+    """Attention path of a split model on rank 0: it sends each call to the other ranks, then makes the call here, too.
 
     Implements `ForwardPath`, and `TreePath` and `FeaturePath` if the wrapped path does.
     """
@@ -272,9 +272,7 @@ class ParallelPath:
             self._path.move_tokens(sources, destinations)
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Set the taps on this rank alone and send nothing to the followers: rank 0 has the whole hidden states after
-        each layer.
-        """
+        """Set the taps on rank 0 alone, which has the whole hidden states after each layer."""
         assert isinstance(self._path, FeaturePath)
         self._path.set_taps(taps)
 
@@ -284,8 +282,8 @@ class ParallelPath:
         return self._path.features
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Run a forward on all ranks and return the logits. If one rank fails, raises Unavailable, and the team is
-        lost.
+        """Run a forward on all ranks and return the logits. Raises InvalidRequest for a token id outside the
+        vocabulary. If a rank fails, raises Unavailable, then and at every later call.
         """
         if rows:  # a bad request must be found before it is sent to the followers
             check_ids(np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows]), self._vocab_size)

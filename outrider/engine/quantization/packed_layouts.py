@@ -20,12 +20,11 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """For each of the eight columns that AWQ stores in a word of 32 bits, the index of its 4 bits in the word (0 = the
 lowest bits). AWQ stores the even columns first."""
 Parts = Mapping[str, Tensor]
-"""Tensors from which one weight is computed, by their roles in the checkpoint's layout, such as "scale" or
-"zero_point"."""
+"""Tensors from which one weight is computed, by their roles in the layout, such as "scale" or "zero_point"."""
 
 
 def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
-    """Return the weight [..., N, K] float32 of FP8 or INT8 numbers: (number - zero point) * scale.
+    """Return the weight [..., rows, columns] float32 of FP8 or INT8 numbers: (number - zero point) * scale.
 
     A scale applies to all numbers, a row, a group of columns or a block. block: number of rows and columns of a block;
     the last blocks may be smaller. None = both follow from the scale's shape.
@@ -39,9 +38,7 @@ def scaled(parts: Parts, block: tuple[int, int] | None = None) -> Tensor:
 
 
 def exponents(scale: Tensor) -> Tensor:
-    """Return the scales [..] as float32. A scale of dtype uint8 is stored as an exponent of two plus 127 (E8M0): 127
-    stands for 1, 128 for 2.
-    """
+    """Return the scales as float32. A uint8 scale is stored as an exponent of two plus 127 (E8M0): 128 stands for 2."""
     if scale.dtype is torch.uint8:
         return torch.exp2(scale.float() - 127)
     return scale.float()
@@ -68,8 +65,8 @@ def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> 
 
 
 def packed_integers(parts: Parts) -> Tensor:
-    """Return the weight [N, K] float32 of compressed-tensors' `pack-quantized` layout: integers in words of 32 bits
-    along the columns.
+    """Return the weight [rows, columns] float32 of compressed-tensors' `pack-quantized` layout: integers in words of 32
+    bits along the columns.
 
     The integers are stored with half of their range added. A scale and a zero point apply to a group of columns; if
     groups are not consecutive columns, `g_idx` has the group of each column.
@@ -89,8 +86,8 @@ def packed_integers(parts: Parts) -> Tensor:
 
 
 def gptq(parts: Parts, bits: int, first_zero: int) -> Tensor:
-    """Return the weight [N, K] float32 of GPTQ's layout. It is stored transposed, [K, N], as integers in words of 32
-    bits along K, with a zero point and a scale for each group of inputs.
+    """Return the weight [outputs, inputs] float32 of GPTQ's layout. It is stored transposed, as integers in words of 32
+    bits along the inputs, with a zero point and a scale for each group of inputs.
 
     bits: width of an integer. first_zero: number that is added to stored zero points: 1, or 0 in the second version of
     the format.
@@ -108,8 +105,8 @@ def gptq(parts: Parts, bits: int, first_zero: int) -> Tensor:
 
 
 def awq(parts: Parts) -> Tensor:
-    """Return the weight [N, K] float32 of AWQ's layout. It is stored transposed, [K, N], as integers of 4 bits in words
-    of 32 bits along N, in the order AWQ_ORDER.
+    """Return the weight [outputs, inputs] float32 of AWQ's layout. It is stored transposed, as integers of 4 bits in
+    words of 32 bits along the outputs, in the order AWQ_ORDER.
     """
     scale = parts["scales"].float()  # [groups, N]
     numbers = _unpack_awq(parts["qweight"], scale.shape[1])  # [K, N]
@@ -137,10 +134,11 @@ def _groups_of(stated: Tensor | None, num_columns: int, num_groups: int) -> Tens
 
 
 def fp4(parts: Parts, group: int) -> Tensor:
-    """Return the weight [..., N, K] float32 of FP4. Two numbers are in a byte, [..., N, K / 2], the first in the lower
-    half, with a scale for each `group` columns.
+    """Return the weight [..., rows, columns] float32 of FP4. Two numbers are in a byte, the first in the lower half,
+    with a scale for each `group` columns.
 
-    A global scale divides the scales (role `divisor`, compressed-tensors) or multiplies them (`factor`, modelopt).
+    A global scale divides the scales (part `divisor`, of compressed-tensors) or multiplies them (part `factor`, of
+    modelopt).
     """
     numbers = fp4_numbers(parts["packed"])  # [..., N, K]
     scale = exponents(parts["scale"])  # [..., N, K / group]
@@ -154,17 +152,15 @@ def fp4(parts: Parts, group: int) -> Tensor:
 
 
 def fp4_numbers(packed: Tensor) -> Tensor:
-    """Return the FP4 numbers [..., K] as float32, from bytes [..., K / 2] with the first of two numbers in the lower
-    half.
-    """
+    """Return FP4 numbers [..., columns] float32 from bytes [..., columns / 2], the lower half of a byte first."""
     values = torch.tensor(FP4)
     halves = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [..., K]
     return values[halves.long()]
 
 
 def fp4_blocks(parts: Parts) -> Tensor:
-    """Return the weights of gpt-oss's experts, [E, K, N] float32, from bytes [E, N, blocks, 16] of FP4 numbers and one
-    exponent for each block of 32 numbers.
+    """Return the weights of gpt-oss's experts, [experts, inputs, outputs] float32, from bytes [experts, outputs,
+    blocks, 16] of FP4 numbers and one exponent for each block of 32 numbers.
     """
     numbers = fp4_numbers(parts["packed"])  # [E, N, blocks, 32]
     scale = exponents(parts["scale"])  # [E, N, blocks]
@@ -194,15 +190,15 @@ def bits_and_bytes4(parts: Parts) -> Tensor:
 
 
 def bits_and_bytes8(parts: Parts) -> Tensor:
-    """Return the weight [N, K] float32 of bitsandbytes' 8-bit layout: int8 numbers times scale / 127, where a row's
-    scale is its largest absolute value.
+    """Return the weight [rows, columns] float32 of bitsandbytes' 8-bit layout: int8 numbers times scale / 127, where a
+    row's scale is its largest absolute value.
     """
     return parts["weight"].float() * (parts["scale"].float() / 127)[:, None]
 
 
 def unpack_words(words: Tensor, bits: int, num_columns: int) -> Tensor:
-    """Return the integers [R, num_columns] int64 that are stored in words of 32 bits [R, W]. A row is a stream of bits,
-    the lowest first; each integer has `bits` of them.
+    """Return the integers [rows, num_columns] int64 that are stored in words of 32 bits, [rows, words]. A row is a
+    stream of bits, the lowest first; each integer has `bits` of them.
     """
     # 4 bits, the word 0x87654321: [1, 2, 3, 4, 5, 6, 7, 8]. Of 3 bits the 11th integer lies in two words.
     stream = torch.nn.functional.pad(words.long() & 0xFFFFFFFF, (0, 1))  # the last number may end with the last word

@@ -41,10 +41,10 @@ class Operators:
     """Torch's operators that pack the weight of a linear layer for the CPU, and multiply with a packed weight."""
 
     pack: Callable[..., Tensor]
-    """Function (weight [N, K], number of rows or None) -> packed weight, an opaque tensor."""
+    """Function (weight [outputs, inputs], number of rows of x or None for any) -> packed weight, an opaque tensor."""
     apply: Callable[..., Tensor]
-    """Function (x [..., K], packed weight, bias [N] or None, "none", [], "") -> product [..., N]. The last three
-    arguments say that no other operation follows."""
+    """Function (x [..., inputs], packed weight, bias [outputs] or None, "none", [], "") -> product [..., outputs]. The
+    last three arguments say that no other operation follows."""
 
 
 def operators() -> Operators | None:
@@ -72,12 +72,12 @@ class PackedLinear(nn.Module):
         self._apply_packed = packed.apply
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product [..., N] of x [..., K] with the weight, plus the bias."""
+        """Return the product [..., outputs] of x [..., inputs] with the weight, plus the bias."""
         return self._apply_packed(x, self._packed, self.bias, "none", [], "")
 
     @property
     def weight(self) -> Tensor:
-        """Copy of the weight in the plain layer's layout: [N, K], or [K, N] for a Conv1D."""
+        """Copy of the weight in the plain layer's layout: [outputs, inputs], or [inputs, outputs] for a Conv1D."""
         weight = self._packed.to_dense()
         if self._is_conv1d:
             weight = weight.t()
@@ -96,7 +96,8 @@ class PackedLinear(nn.Module):
 
 
 def int8_operator() -> Callable[..., Tensor]:
-    """Return torch's operator (x [M, K] bfloat16, weight [N, K] int8, scale [N] bfloat16) -> [M, N], for a CPU.
+    """Return torch's operator (x [tokens, inputs] bfloat16, weight [outputs, inputs] int8, scale [outputs] bfloat16) ->
+    [tokens, outputs], for a CPU.
 
     Raises AttributeError if torch does not have it.
     """

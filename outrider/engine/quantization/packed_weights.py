@@ -56,8 +56,7 @@ class PackedWeight:
     shape: tuple[int, ...] | None
     """Shape of the unpacked weight; None if it does not follow from the headers."""
     parts: dict[str, str]
-    """Names of the tensors in the checkpoint from which the weight is computed, by their roles in the layout, such as
-    "scale"."""
+    """Names of the checkpoint's tensors from which the weight is computed, by role in the layout, such as "scale"."""
     unpack: Callable[[Mapping[str, Tensor]], Tensor]
     """Function that computes the weight, as float32, from the tensors that `parts` names, given by their roles."""
 

@@ -66,8 +66,8 @@ def unpack_reason(model: str, config: PreTrainedConfig, device: torch.device, se
     """Return the reason why a checkpoint's weights must be unpacked at load: which kernels or package are missing to
     run them quantised. None if the weights are not quantised, or can run as they are stored.
 
-    setting: the setting `quantization`. Raises ConfigError if the checkpoint cannot be read at all, with its method of
-    quantisation, what is missing and the remedy; also if `setting` asks to quantise weights that are quantised already.
+    setting: the setting `quantization`. Raises ConfigError if the weights can be neither run nor unpacked here, and if
+    `setting` asks to quantise weights that are quantised already.
     """
     method = method_of(config)
     if method is None:
@@ -142,9 +142,7 @@ def _missing_to_run(config: PreTrainedConfig, method: str, device: torch.device)
 
 
 def unpacked_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of the configuration without its `quantization_config`, with which transformers builds the network
-    with unquantised weights.
-    """
+    """Return a copy of the configuration without `quantization_config`, for a network of unquantised weights."""
     whole = copy.deepcopy(config)
     for part in (whole, whole.get_text_config(decoder=True)):
         if getattr(part, "quantization_config", None) is not None:
@@ -179,13 +177,13 @@ class Int8Linear(nn.Module):
     """
 
     def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None) -> None:
-        """weight_int8: [N, K] int8. scale: [N], one for each output channel. bias: [N]. Scale and bias have the dtype
+        """weight_int8: [outputs, inputs] int8. scale: [outputs]. bias: [outputs]. Scale and bias have the dtype
         of the activations.
         """
         super().__init__()
         self.is_copy = False
-        """Whether this layer is a tied lm_head: its int8 weights were then rounded from the embedding, which keeps its
-        own weights."""
+        """Whether this layer is a tied lm_head. Its int8 weights were rounded from the embedding, which keeps its own
+        weights."""
         self.out_features, self.in_features = weight_int8.shape
         self.weight = nn.Parameter(weight_int8.contiguous(), requires_grad=False)
         self.register_buffer("scale", scale)
@@ -194,7 +192,7 @@ class Int8Linear(nn.Module):
             self.bias = nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product [..., N] of x [..., K] with the weight, plus the bias, in the dtype of x."""
+        """Return the product [..., outputs] of x [..., inputs] with the weight, plus the bias, in the dtype of x."""
         flat = x.reshape(-1, self.in_features)  # [M, K]
         product = None
         if flat.shape[0] <= NARROW and x.dtype is torch.bfloat16:

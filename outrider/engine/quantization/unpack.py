@@ -52,9 +52,7 @@ class PackedCheckpoint:
         return frozenset(self._weights)
 
     def check_shapes(self, network: nn.Module) -> None:
-        """Raise ConfigError if an unpacked weight would have another shape than in the network. network: on the meta
-        device.
-        """
+        """Raise ConfigError if an unpacked weight has another shape than in `network`, which is on the meta device."""
         tensors = network.state_dict(keep_vars=True)
         for name, weight in self._weights.items():
             if weight is None:

@@ -48,7 +48,8 @@ from outrider.engine.sampling.wire_tensors import scatter
 
 OwnDraw = Callable[[int, Weights, Ids | None], int]
 """Function (depth, weights, ids) that draws the target's own token after `depth` accepted draft tokens and returns the
-index of its weight. weights: [N] float64. ids: token ids of the weights, [N]; None for ids 0 .. N - 1."""
+index of its weight. weights: its probabilities up to a factor, [N] float64. ids: token ids of the weights, [N]; None
+for ids 0 .. N - 1."""
 
 
 def accept_draw(
@@ -89,29 +90,30 @@ def accept_draw(
 
 @dataclass(frozen=True, slots=True)
 class DrawTable:
-    """Draft tokens that were drawn after N nodes, at most T after one node, in the order in which they are tested.
+    """Draft tokens that were drawn after N nodes, at most M after one node, in the order in which they are tested.
 
     Example: after node 0 one drafter drew tokens a and b, after node 1 none was drawn. Then num_draws is [2, 0],
     token_ids [[a, b], [?, ?]], and distributions [[(0, q)], []], since b was drawn from q without a.
     """
 
     token_ids: NDArray[np.int64]
-    """Token id of each draft token, [N, T]; padding may hold anything."""
+    """Token id of each draft token, [N, M] for at most M draft tokens after a node; padding may hold anything."""
     uniforms: NDArray[np.float64]
-    """Uniform number by which each draft token is tested, [N, T]; padding may hold anything."""
+    """Uniform number by which each draft token is tested, [N, M] for at most M draft tokens after one of N nodes;
+    padding may hold anything."""
     num_draws: NDArray[np.int64]
     """Number of draft tokens that were drawn after each node, [N]."""
     distributions: Sequence[Sequence[tuple[int, TokenDistribution]]]
-    """distributions[t] lists (node, distribution) for the draft tokens that are tested as number t after their node, t
-    from 0. A node is left out if its draft token number t was drawn from the distribution of number t - 1 without that
+    """distributions[t] lists (node, distribution) for the draft tokens that are tested after their nodes as the t-th,
+    from 0. A node is left out if its t-th draft token was drawn from the distribution of the one before, without that
     token."""
     lenience: NDArray[np.float64]
     """Lenience of each node's request, [N]."""
 
 
 def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Test the draft tokens after each of N nodes one after the other, by the rule of `accept_draw`. target_probs: the
-    target's distribution after each node, [N, V] float64.
+    """Test the draft tokens after each of N nodes one after the other, as `accept_draw` does for one node.
+    target_probs: the target's distribution after each node, [N, V] float64.
 
     Returns the id of the accepted token after each node, -1 if all were rejected, [N] int64, and the target's
     residuals, [N, V] float64.
@@ -152,9 +154,10 @@ class Noise:
     accept: NDArray[np.float64]
     """Uniform numbers in (0, 1) by which draft tokens are accepted, [K]. They are independent of one another, of the
     numbers by which the tokens were drawn, and of earlier rounds' numbers at the same positions: block verification may
-    use a position's number and still leave the position to the next round."""
+    use the number of a position that only the next round decides."""
     own: OwnDraw
-    """Function that draws the target's own token. Its random numbers are independent of `accept` and of the draft's."""
+    """Function that draws the target's own token. Its random numbers are independent of `accept` and of those with
+    which draft tokens were drawn."""
 
 
 def accept_block_one(
@@ -166,9 +169,9 @@ def accept_block_one(
     """Decide how many draft tokens of one slot's chain are accepted, by block verification: Sun et al. (2025),
     Algorithm 2. Return (number of accepted draft tokens, id of the token after them).
 
-    target_at: function that returns the target's distribution after a number of draft tokens. It is called with 0, 1,
-    .., and only as far as draft tokens may be accepted. drawn_from: distributions from which draft_ids [K] were drawn,
-    [K]. Raises EmptyDistribution.
+    target_at: function that returns the target's distribution after the first n draft tokens. It is called with n = 0,
+    1, .., and only as far as draft tokens may be accepted. drawn_from: the distribution from which each of draft_ids
+    [K] was drawn, [K]. Raises EmptyDistribution.
     """
     num_drafted = len(draft_ids)
     targets = list[TokenDistribution]()

@@ -28,7 +28,7 @@ class ColumnEdits:
 
 class Columns:
     """Token ids (columns of the logits) whose logits a slot's penalties and biases change, with a factor and an offset
-    for each. These follow from how often the id is in the output so far.
+    for each, which follow from how often the id is in the output so far.
 
     With a repetition penalty the ids of the prompt are among them.
     """
@@ -45,22 +45,22 @@ class Columns:
         self._edits = ColumnEdits(*self._columns_of(ids, self._num_output))
 
     def add_output(self, new_ids: Sequence[int]) -> None:
-        """Count new output tokens, whose ids join the list."""
+        """Count new output tokens. Their ids become edited columns."""
         self._num_output.update(new_ids)
         self._edits = self._with(list(dict.fromkeys(new_ids)), self._num_output)
         for token_id in self._edits.ids[len(self._place) :].tolist():
             self._place[token_id] = len(self._place)
 
     def forget_output(self) -> None:
-        """Set the number of occurrences in the output to 0 for all ids. Ids that only the output contained stay in the
-        list, with edits that change nothing.
+        """Set the number of occurrences in the output to 0 for all ids. Ids that only the output contained stay edited
+        columns, with edits that change nothing.
         """
         self._num_output.clear()
         self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))
 
     def after(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """Return the edits at the position after `draft_prefix`, whose tokens are counted as output, too; None if no
-        column is edited.
+        """Return the edits at the position after the output and the draft tokens `draft_prefix`, which are counted as
+        output, too; None if no column is edited.
         """
         if not draft_prefix:
             return self._edits if self._place else None

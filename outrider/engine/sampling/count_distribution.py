@@ -18,7 +18,7 @@ from outrider.engine.sampling.token_distribution import TokenDistribution
 
 def distribution_of_counts(counts: Counts, row: LogitRow, vocab_size: int) -> TokenDistribution | None:
     """Return the distribution in which each id's probability is proportional to its count, after the grammar,
-    penalties, bans and sampling parameters of `row`. Return None if all counted ids are banned.
+    penalties, bans and sampling parameters of the slot and position `row`. Return None if all counted ids are banned.
     """
     ids, numbers = counts
     if ids.size == 1:  # one id has all the mass, whatever penalties do to it, unless it is banned

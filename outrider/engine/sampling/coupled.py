@@ -45,8 +45,8 @@ LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
 
 def coupled_id(distribution: TokenDistribution, params: SamplingParams, position: int) -> int:
     """Return the id with the largest log-prob + Gumbel number, the lowest among equals. An id's Gumbel number follows
-    from the request's seed and from `position` in its sequence, so that draft and target have the same. Raises
-    EmptyDistribution.
+    from the request's seed and from `position` in its sequence, so that the draft worker and the target have the same.
+    Raises EmptyDistribution.
     """
     return distribution.id_of(
         _place(distribution.weights, distribution.ids, params, position, lambda places: distribution.scores[places])
@@ -132,8 +132,9 @@ def uniforms(params: SamplingParams, position: int, ids: Ids | int) -> Weights:
     """Return the uniform numbers of a request at a position, one for each of the ids [N] int64, or for ids 0 .. ids - 1
     if `ids` is a number: [N] float64 in (0, 1), 53 bits each.
 
-    An even id and the odd one after it share a Philox counter, (id // 2, position, purpose + 256 choice, 0). The even
-    id has its first two words, the odd one the other two.
+    An even id and the odd one after it share a Philox counter, (id // 2, position, purpose + 256 * choice, 0), where
+    choice is the index of the output among the request's `n`. The even id has its first two words, the odd one the
+    other two.
     """
     native = loaded()
     if native is None:
@@ -193,15 +194,15 @@ def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: 
     """Return for each row the id with the largest log-prob + Gumbel number, the lowest among equals: [R, V] float32 ->
     [R] int64.
 
-    params, positions: request's parameters and position of each row, [R]. For a row without a finite log-prob the id is
-    meaningless; the caller has to check for such rows.
+    params, positions: parameters of the row's request and position of the row, [R], from which its Gumbel numbers
+    follow. For a row without a finite log-prob the id is meaningless; the caller has to check for such rows.
     """
     return pick(log_probs, device_keys(params, positions, log_probs.device))
 
 
 def device_keys(params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device) -> Tensor:
     """Return the keys of the random numbers at R positions, [R, 4] int64: low word of the seed, high word of the seed,
-    purpose, position.
+    purpose + 256 * choice (index of the output among the request's `n`), position.
     """
     keys = list[tuple[int, int, int, int]]()
     for own, position in zip(params, positions, strict=True):

@@ -81,7 +81,7 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 class DraftDistributions(NamedTuple):
     """R distributions from which a draft worker draws, and which it sends to the target. Each has an entry for every id
-    of the vocabulary, or the N entries that `cut` left.
+    of the vocabulary or, if `cut` has shortened it, for its N likeliest ids.
     """
 
     scores: Tensor

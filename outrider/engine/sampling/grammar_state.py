@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Mask = NDArray[np.bool_]
-"""For each id of the vocabulary, whether a grammar allows it at one position, [V]."""
+"""Array [V]: for each id of the vocabulary, whether a grammar allows it at one position."""
 MaskBits = NDArray[np.uint8]
-"""A `Mask` with one bit per id, the lowest id of a byte in its lowest bit, [ceil(V / 32) * 4]."""
+"""A `Mask` with one bit per id, [ceil(V / 32) * 4] bytes; the lowest id of a byte is in its lowest bit."""
 
 MAX_GRAMMARS = 16
 """Maximum number of compiled grammars that a worker keeps. Each may have a full lexer of 35 MB. A grammar that is
@@ -47,7 +47,7 @@ character."""
 
 
 class Grammars:
-    """Compiled grammars of one model; the most recently used ones are kept."""
+    """Compiled grammars of one model, of which a worker keeps the most recently used."""
 
     def __init__(
         self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int], *, must_follow: bool = True
@@ -80,11 +80,10 @@ class Grammars:
             return found
 
     def compile(self, text: str) -> Grammar | None:
-        """Return the compiled grammar of a text, and keep it; a kept one is not compiled again. Return None if no
-        grammar can be followed with the tokenizer and `must_follow` is false: the request is then served as if it had
-        no grammar.
+        """Return the compiled grammar of a text, and keep it; a kept one is not compiled again. Return None in a draft
+        worker whose tokenizer is unfit for grammars: it then drafts as if the request had none.
 
-        Raises InvalidRequest, with the reason, for a text that cannot be followed.
+        Raises InvalidRequest, with the reason, if the grammar cannot be followed.
         """
         found = self.get(text)
         if found is None and (self._must_follow or self._tokenizer is not None):
@@ -220,20 +219,20 @@ class _Place:
     """State of a grammar after some output tokens."""
 
     matcher: LLMatcher | None
-    """Matcher at this place; None if the grammar does not allow the tokens before it, or cannot be followed further."""
+    """Matcher after these output tokens; None if the grammar does not allow them, or cannot be followed further."""
     bits: MaskBits | None = None
     mask: Mask | None = None
-    """The mask of `bits` with one bool per id; None until somebody needs it."""
+    """The mask of `bits` with one bool per id; None until it is asked for."""
     failure: str | None = None
-    """Reason why the grammar cannot be followed beyond this place; None if it can."""
+    """Reason why the grammar cannot be followed beyond these output tokens; None if it can."""
 
 
 class GrammarState:
     """Grammar of one slot, followed through its output and through draft tokens after the output.
 
-    After an error of the matcher, for example because a limit is reached, the grammar cannot be followed beyond the
-    token at which it happened, and `failure` returns the reason. The compiled grammar is then dropped, so that later
-    slots compile its text anew.
+    After an error of the matcher, for example at one of its limits, the grammar cannot be followed beyond the token at
+    which it happened, and `failure` returns the reason. The compiled grammar is then dropped, so that later slots
+    compile its text anew.
     """
 
     def __init__(self, grammar: Grammar) -> None:

@@ -35,9 +35,7 @@ class HostLogits:
 
     @staticmethod
     def is_on_host(logits: Tensor) -> bool:
-        """Return whether logits lie in the host's memory. Logits on a device are processed there, without this
-        class.
-        """
+        """Return whether logits are in the host's memory. Logits on a device are processed there, not by this class."""
         return logits.device.type == "cpu"
 
     def __init__(self, logits: Tensor) -> None:
@@ -71,8 +69,8 @@ class HostLogits:
     def best_id(self, index: int, row: LogitRow, draft_id: int | None = None) -> int:
         """Return the best id of row `index`, the lowest among equals. Raises NonFiniteLogits.
 
-        draft_id: id of a draft token; it is returned if its probability is at least `lenience` times that of the best
-        id. None for no draft token.
+        draft_id: id of a draft token; it is returned if its probability is at least the request's `lenience` times that
+        of the best id. None for no draft token.
         """
         processed = self._processed(index, row)
         lenience = row.state.params.lenience
@@ -102,7 +100,8 @@ class HostLogits:
 
     def distribution_if_any(self, index: int, row: LogitRow) -> TokenDistribution | None:
         """Return the distribution from which the token of row `index` is drawn. Return None if the rows were converted
-        with `convert` and all ids with a finite logit are banned. Raises NonFiniteLogits.
+        to another model's vocabulary with `convert`, and all ids with a finite logit are banned. Raises
+        NonFiniteLogits.
         """
         processed = self._processed(index, row)
         if self._retokenize is not None and processed.max() == -math.inf:

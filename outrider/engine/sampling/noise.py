@@ -32,9 +32,7 @@ _SHIFT = np.uint64(32)
 
 
 class NoiseStream(IntEnum):
-    """Purpose of a random number. Each purpose has numbers of its own, since using one number twice would bias the
-    output.
-    """
+    """Purpose of a random number. Each purpose has its own numbers: one number used twice would bias the output."""
 
     DRAFT = 1
     """Drawing a draft token in a draft worker."""
@@ -58,11 +56,11 @@ def host_uniforms(
 ) -> NDArray[np.float64]:
     """Return N uniform numbers in the open interval (0, 1), 53 bits each: all arguments [N] uint64 -> [N] float64.
 
-    The key is the seed, the counter is (round, position, purpose + 256 choice, candidate). choices: which of the
-    request's `n` outputs it is, in [0, 2^24). positions: index of the token in the sequence, in [0, 2^32). rounds:
+    The key is the seed, the counter is (round, position, purpose + 256 * choice, candidate). choices: index of the
+    output among the request's `n`, in [0, 2^24). positions: index of the token in the sequence, in [0, 2^32). rounds:
     number of committed tokens at which the round began, in [0, 2^32). Numbers of two rounds differ, since a rule may
-    use the number of a position and leave the position to the next round. candidates: number of a draft token among
-    several for a position, in [0, 2^32). Purposes, rounds and candidates may be single values for all.
+    use the number of a position that only the next round decides. candidates: index of the draft token among those that
+    are drawn for the position, in [0, 2^32). Purposes, rounds and candidates may be single values for all.
     """
     counter = np.zeros((4, seeds.size), dtype=np.uint64)  # [4, N]
     counter[0] = rounds
@@ -115,11 +113,11 @@ def host_slot_uniforms(
     """Return a uniform number for each of P purposes and N slots, [P, N] float64 in (0, 1).
 
     params, positions: request's parameters and token position of each slot, [N]. rounds: number of committed tokens at
-    which each slot's round began, [N]. candidates: number of the draft token among several for the position, [N]; None
-    = 0 for all.
+    which each slot's round began, [N]. candidates: index of the draft token among those that are drawn for the
+    position, [N]; None = 0 for all.
 
-    Make one call for all slots: it costs some 70 small operations of NumPy, however many numbers there are. If the
-    native library is loaded, up to FEW numbers are made one by one, which saves a tenth of a draft's step of one token.
+    Make one call for all slots: with NumPy it costs the same for any count. If the native library is loaded, it makes
+    up to FEW numbers one by one, which is faster.
     """
     count = len(params)
     repeats = len(purposes)

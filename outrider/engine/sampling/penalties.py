@@ -114,14 +114,16 @@ class SamplingState:
             self._columns.add_output(new)
 
     def edits(self, draft_prefix: tuple[int, ...]) -> ColumnEdits | None:
-        """Return the edits by penalties and biases at the position after `draft_prefix`; None if there are none."""
+        """Return the edits by penalties and biases at the position after the output and the draft tokens
+        `draft_prefix`; None if there are none.
+        """
         if self._columns is None:
             return None
         return self._columns.after(draft_prefix)
 
     def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
-        """Return for each id whether the grammar allows it at the position after `draft_prefix`, [V]; None if all are
-        allowed.
+        """Return for each id whether the grammar allows it after the output and the draft tokens `draft_prefix`, [V];
+        None if all are allowed.
 
         It is also None if the grammar does not allow `draft_prefix` itself: the last token of the prefix has
         probability 0, so no decision depends on the position after it.
@@ -131,16 +133,16 @@ class SamplingState:
         return self._grammar.allowed(draft_prefix)
 
     def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
-        """Return for each id whether the grammar allows it at the position after `draft_prefix`, with one bit per id.
-        Return None if all are allowed, or if the grammar does not allow `draft_prefix` itself.
+        """Return for each id whether the grammar allows it after the output and the draft tokens `draft_prefix`, with
+        one bit per id. Return None if all are allowed, or if the grammar does not allow `draft_prefix` itself.
         """
         if self._grammar is None:
             return None
         return self._grammar.allowed_bits(draft_prefix)
 
     def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
-        """Return why the grammar cannot be followed beyond `draft_prefix`; None if it can, or if there is no
-        grammar.
+        """Return why the grammar cannot be followed beyond the output and the draft tokens `draft_prefix`; None if it
+        can, or if there is no grammar.
         """
         if self._grammar is None:
             return None
@@ -155,11 +157,12 @@ class SamplingState:
         return self._grammar.forced()
 
     def banned(self, draft_prefix: tuple[int, ...], vocab_size: int) -> frozenset[int]:
-        """Return the ids that are banned at the position after `draft_prefix`, among those that the grammar allows.
+        """Return the ids that are banned after the output and the draft tokens `draft_prefix`, among those that the
+        grammar allows.
 
-        The last id of a bad word is banned if its other ids end the sequence of prompt, output and `draft_prefix`, as
-        in transformers: a bad word is never completed in the output, even if it begins in the prompt. Bans that would
-        leave no id of the vocabulary, or of those that the grammar allows, are lifted at that position.
+        The last id of a bad word is banned if its other ids end the sequence of prompt, output and `draft_prefix`: a
+        bad word is never completed in the output, even if it begins in the prompt. Bans that would leave no id of the
+        vocabulary, or of those that the grammar allows, are lifted at that position.
 
             bad word [4, 5, 6], output [.., 4], draft_prefix (5,): {6}
         """
@@ -192,9 +195,7 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """Slot and position to which a row of logits belongs. The position is given by the draft tokens between the
-    committed tokens and the row.
-    """
+    """Slot and position of a row of logits: after the slot's committed tokens and the draft tokens `draft_prefix`."""
 
     state: SamplingState
     draft_prefix: tuple[int, ...] = ()

@@ -150,7 +150,7 @@ class TokenDistribution:
 
     vocab_size: int
     scores: Scores
-    """Logarithms of the probabilities up to a constant, [N] float32; -inf for no mass. No score is far above 0."""
+    """Log-probs up to a constant, [N] float32; -inf for no mass. None is far above 0, so that `weights` are finite."""
     ids: Ids | None = None
     """Token ids of the entries, ascending, [N] int64; None if entry i is id i and N = vocab_size."""
 

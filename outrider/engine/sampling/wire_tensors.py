@@ -91,8 +91,8 @@ def scatter(
 ) -> Tensor:
     """Return the scores of distributions as a tensor on `device`: [num_rows, V] float32, -inf elsewhere.
 
-    distributions: each distribution with the row of the tensor into which it is written. Only the entries of sparse
-    distributions are copied to the device, a thousandth of the bytes of whole rows.
+    distributions: pairs of the row of the tensor into which a distribution is written, and the distribution. Only the
+    entries of sparse ones are copied to the device.
     """
     cells = list[Ids]()  # places of sparse entries in the flat result
     sparse_scores = list[Scores]()

@@ -35,15 +35,12 @@ nats)."""
 
 @dataclass(frozen=True, slots=True)
 class BeamLevel:
-    """Result of one level of a beam search: the continuations that stay live and those that end. Both are in order, the
-    best first.
-    """
+    """Result of one level of a beam search: the continuations that stay live and those that end, best first."""
 
     active: tuple[Entry, ...]
     """Continuations that stay live; empty once outputs have max_tokens tokens."""
     ended: tuple[Entry, ...]
-    """Continuations that end because their last token is a stop id or because max_tokens is reached; each is a
-    hypothesis."""
+    """Continuations that end with a stop id or because max_tokens is reached; each is a hypothesis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +151,8 @@ class BeamSearch:
 
 
 def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, int]:
-    """Return the width and the depth of the tree that a draft worker grows below the live beams of a search: the number
-    of beams of its own per level, for all live beams together, and the number of levels.
+    """Return the shape (width, depth) of the tree that a draft worker grows below the live beams of a search: the
+    number of its nodes on each level, below all live beams together, and the number of levels.
 
     There are K levels, or fewer if max_draft_tokens leaves room for fewer. The result is (0, 0) if it does not leave
     room for one draft token per live beam.

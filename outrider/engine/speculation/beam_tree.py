@@ -23,12 +23,11 @@ class BeamTree(CachedTree):
         self.num_settled = len(prompt_ids)
         """Number of tokens, with the prompt, that all live beams share at their beginning."""
         self.active: list[int] = [ROOT]
-        """Node of the last token of each live beam, best first; [ROOT] while the only beam has no tokens after the
-        root."""
+        """Node of each live beam's last token, best first; [ROOT] while the only beam has no token after ROOT."""
         self.active_at: dict[int, Sequence[int | None]] = {self.length: [ROOT]}
-        """active_at[length][b]: node of the last token of live beam b at the time when beams had `length` tokens; None
-        if no live beam continues that beam any more. The present beams are included. Lengths of settled tokens are left
-        out."""
+        """active_at[length][b]: node of the last token of live beam b at the time when beams had `length` tokens,
+        prompt included; None if no live beam continues that beam any more. Lengths go from `num_settled` to the present
+        one."""
 
     @property
     def active_depth(self) -> int:
@@ -87,9 +86,7 @@ class BeamTree(CachedTree):
         return child
 
     def inner(self) -> list[int]:
-        """Return the nodes between ROOT and the last tokens of the live beams, without ROOT and these tokens, parents
-        first.
-        """
+        """Return the nodes between ROOT and the last tokens of the live beams, both excluded, parents first."""
         found = set[int]()
         for leaf in self.active:
             node = ROOT
@@ -111,10 +108,10 @@ class BeamTree(CachedTree):
         return [node for node in nodes if node not in fed]
 
     def parents_of(self, new: Sequence[int], root_at: int) -> list[int]:
-        """Return the parents of the nodes in the cache and then of the nodes `new`, as indices among the tokens of a
-        row that feeds `new`.
+        """Return the index of each node's parent in the row that feeds the nodes `new`: first for the nodes in the
+        cache, then for `new`.
 
-        root_at: index of the root in the row; the nodes follow it in this order.
+        root_at: index of the root among the row's tokens; the nodes follow it in this order.
 
             root_at 1, fed [a], new [b, c] with b after the root and c after a: [1, 1, 2], for a is token 2 of the row
         """

@@ -15,8 +15,7 @@ from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.transport.codec import Rows
 
 EncodedDistribution = tuple[Rows, int]
-"""Distribution that was delivered and is not decoded yet: (distributions of one message, index of this one among
-them)."""
+"""Distribution that was delivered and is not decoded yet: (the distributions of one message, its index among them)."""
 Distribution = TokenDistribution | EncodedDistribution
 Source = TypeVar("Source")
 
@@ -32,8 +31,8 @@ class CandidateTree:
     prob: float
     """Probability that, after an accepted node, the drafter's draft token of rank 0 is accepted."""
     max_len: int = 0
-    """Maximum number of tokens that a sampled chain could have had; the chain itself may be shorter. 0 if only tokens
-    that exist count for the budget, as in a tree of a requested shape."""
+    """Maximum number of tokens that a sampled chain could have had; the budget counts so many, even if the chain is
+    shorter. 0 = it counts the tokens that exist, as in a tree of a requested shape."""
 
     def budget_items(self, index: int = 0, factor: float = 1.0) -> list[BudgetItem]:
         """Return one item for each node, in order, from which the budget of the step takes the first ones.
@@ -66,16 +65,16 @@ class BudgetItem(NamedTuple):
 
 
 class MergedTree(NamedTuple):
-    """Draft tree of the budget items that were taken, of one or several drafters."""
+    """Draft tree of budget items, of one or several drafters."""
 
     tree: DraftTree
     nodes: Sequence[Mapping[int, int]]
-    """nodes[i] maps each node of candidate tree i that was taken to its node in the merged tree. Nodes of two drafters
-    may become one."""
+    """nodes[i] maps the nodes of candidate tree i that are in the merged tree to their nodes there. Nodes of two
+    drafters may become one."""
 
 
 def join(candidates: Sequence[CandidateTree], budget_items: Sequence[BudgetItem]) -> MergedTree:
-    """Return one draft tree of the budget items that were taken. Among them, parents come before their children.
+    """Return one draft tree of the given budget items, among which parents come before their children.
 
     chains [a, b] and [a, c] of two drafters: parents [-1, 0, 0], ids [a, b, c], nodes [{0: 0, 1: 1}, {0: 0, 1: 2}]
     """
@@ -102,9 +101,9 @@ def outcomes(
     accepted; None if none of its children was.
 
     ranks: for each drafter, in the order of the tests, its nodes of the tree with their ranks. path: the accepted
-    nodes. is_determined: whether draft tokens are accepted by matching the target's choice. If an earlier drafter
-    proposed the accepted child, the tests ended there, and later drafters are left out. If tokens are accepted by
-    matching, this holds only if the child is the earlier drafter's likeliest one.
+    nodes. is_determined: whether draft tokens are accepted by matching the target's choice. The child that is accepted
+    ends the tests, so later drafters are left out. If is_determined, only an earlier drafter's child of rank 0 has this
+    effect, and a drafter whose own child of rank 0 repeats one is left out, too.
 
         A proposes child 0 and B child 1, path [1]: (A, None), (B, 0). With path [0]: (A, 0) alone
     """

@@ -46,15 +46,12 @@ class DraftTree:
         self.probs: list[float] = []
         """Probability that each node and all its ancestors are accepted, [N]."""
         self.depths: list[int] = []
-        """Depth of each node, [N]: number of draft tokens on the path from ROOT to the node, itself included. It is 1
-        for a child of ROOT."""
+        """Depth of each node, [N]: number of draft tokens from the first to the node; 1 for a child of ROOT."""
         self._children: dict[int, list[int]] = {}
 
     @classmethod
     def of(cls, ids: Iterable[int], parents: Iterable[int]) -> DraftTree:
-        """Create a tree from token ids and parents, parents before their children. All acceptance probabilities are
-        1.
-        """
+        """Create a tree from token ids and parents, parents before children. All acceptance probabilities are 1."""
         tree = cls()
         for token_id, parent in zip(ids, parents, strict=True):
             tree.add(parent, token_id)

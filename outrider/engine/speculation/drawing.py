@@ -89,8 +89,9 @@ def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Seq
 
     Under greedy and `coupled` acceptance, the children are the likeliest ids to be accepted; the tree's plan limits how
     many. Under `rejection` one child is drawn, without replacement, for each of `numbers`; then come recovery nodes, if
-    the plan has any. If a table knows only one token, it becomes a deterministic child instead. There are no children
-    if the drafter knows nothing that follows, or if the grammar cannot be followed further. Raises NonFiniteLogits.
+    the plan has any. If the drafter is a table that knows one token only, that token becomes a deterministic child
+    instead. There are no children if the drafter knows nothing that follows, or if the grammar cannot be followed
+    further. Raises NonFiniteLogits.
 
     numbers: uniform numbers with which children are drawn, one for each; empty if none is drawn.
     """

@@ -46,7 +46,7 @@ class GrowingTree(Growth):
         self.segments: dict[int, tuple[int, Place]] = {}
         """Under `rejection`: segments[node] is (start, ranks) for the tokens that are drawn after a node or ROOT. A
         segment is a run of drawn tokens whose random numbers are keyed by the committed length `start` at which it
-        begins. ranks: ranks of the nodes on the path from its beginning to this node."""
+        begins. ranks: ranks of the nodes on the path from the segment's beginning to this node."""
         self._is_determined = setup.slot.params.is_deterministic
         self.restart()
 
@@ -176,9 +176,7 @@ class GrowingTree(Growth):
     def add_child(
         self, parent: int, token_id: int, kind: NodeKind, distribution: TokenDistribution | None = None
     ) -> int:
-        """Add the next child of a node or ROOT, and return it. distribution: distribution that it was drawn from; None
-        if it was not drawn.
-        """
+        """Add the next child of a node or ROOT, and return it. distribution: what it was drawn from; None = nothing."""
         rank = len(self.children(parent))
         child = self.add(parent, token_id, prob=self.prob(parent) * self.acceptance.prob(rank))
         self.kinds[child] = kind
@@ -213,7 +211,7 @@ class GrowingTree(Growth):
 
     def finish_step(self) -> None:
         """If the request fixes the tree's shape and none of its nodes has to be fed any more, add ROOT to `ended`,
-        once. This tells the target that no more draft tokens come. The target cannot tell by counting, since the tree
+        once, which tells the target that no more draft tokens come. The target cannot tell by counting, since the tree
         may have fewer nodes than the request fixes.
         """
         if self.plan.places and not self._named and not self.is_end_known:

@@ -66,8 +66,8 @@ class Growth(CachedTree, ABC):
         self.distributions: dict[int, TokenDistribution] = {}
         """By sampled node: the distribution that it was drawn from."""
         self.carries: dict[int, Tensor] = {}
-        """If the drafter is a head: the hidden states [width] that it returned after each node and ROOT in the cache.
-        They are its input for the next token."""
+        """If the drafter is a head: the hidden states [d] that it returned after each node and ROOT in the cache. They
+        are its input for the next token."""
         self.unsent: list[int] = []
         """New nodes that have not been sent to the target, parents before their children. The code that sends
         deliveries empties the list."""
@@ -89,9 +89,9 @@ class Growth(CachedTree, ABC):
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
-        """Return the reason why a drafter cannot grow draft tokens of this class; None if it can.
+        """Return the reason why a draft worker's drafter cannot grow draft tokens in this way; None if it can.
 
-        is_translated: whether the draft has another tokenizer than the target.
+        is_translated: whether the drafter has another tokenizer than the target.
         """
         return None
 
@@ -172,14 +172,12 @@ class Growth(CachedTree, ABC):
         """Commit tokens or levels (of a beam search) after the first `known_len` positions, and keep the draft tokens
         below them.
 
-        Returns the indices in `fed`, ascending, of the nodes that stay in the cache: the committed ones and those below
-        them.
+        Returns indices in `fed` (the nodes in the cache, in the order in which they were fed), ascending: of the nodes
+        that stay in the cache, the committed ones and those below them.
         """
 
     def resend(self) -> None:
-        """Queue all nodes to be sent again, for example after a lost message. A target that already has them ignores
-        them.
-        """
+        """Queue all nodes to be sent again, for example after a lost message. A target ignores those that it has."""
         self.unsent = list(self.kinds)
         self.is_end_known = False
         self.finish_step()

@@ -41,9 +41,7 @@ SlotT = TypeVar("SlotT", contravariant=True)
 
 
 class NodeDrafter(Protocol[SlotT]):
-    """Drafter of a draft worker, for all its slots, on the engine thread. The default values suit a drafter without a
-    cache.
-    """
+    """Drafter of a draft worker, for all its slots, on the engine thread. Default values suit one without a cache."""
 
     supports_trees: bool = True
     """Whether a step may feed nodes of one slot that do not lie on one path."""
@@ -53,7 +51,8 @@ class NodeDrafter(Protocol[SlotT]):
     """Maximum depth below the last committed token for which the drafter has distributions."""
     is_block_drafter: bool = False
     """Whether one forward after the last committed token returns the distributions of all depths, whatever the nodes
-    are. If so, draft tokens that follow a token of the target's own are made only once that token is committed."""
+    are. If so, the tree has no recovery nodes: after a token that the target draws itself, draft tokens are made only
+    once that token is committed."""
 
     def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
         """Run one step. Return the distributions after the requested nodes, or after those for which the step has room.
@@ -85,9 +84,7 @@ class NodeDrafter(Protocol[SlotT]):
 def distribution_of_logits(
     tree: Growth, node: int, state: SamplingState, host: HostLogits, index: int
 ) -> NodeDistribution:
-    """Return the distribution after a node, from a model's logits. index: row of `host` with the logits after the
-    node.
-    """
+    """Return the distribution after a node from a model's logits, which are in row `index` of `host`."""
 
     def next_distribution(row: LogitRow) -> TokenDistribution | None:
         return host.distribution_if_any(index, row)

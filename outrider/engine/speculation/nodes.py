@@ -27,11 +27,10 @@ class NodeKind(Enum):
     SAMPLED = tpb.NODE_KIND_SAMPLED
     """Draft token that was drawn from a distribution, which is delivered with it."""
     RECOVERY = tpb.NODE_KIND_RECOVERY
-    """Recovery node: a token that the target may draw itself after a rejection. It is never verified, but nodes after
-    it may be."""
+    """Recovery node: a token that the target may draw after a rejection. Never verified; nodes after it may be."""
     REFERENCE = tpb.NODE_KIND_REFERENCE
     """Reference node: a node that was delivered before, sent again as the parent of others. A target that does not have
-    it drops those."""
+    it drops the nodes below it."""
 
 
 _KINDS = {kind.value: kind for kind in NodeKind}

@@ -38,15 +38,15 @@ class TreePlan:
         """
         self.acceptance = acceptance
         self.first_candidate = CANDIDATES * speculation.draft_index
-        """Index of the first of the uniform random numbers that this draft worker uses at a position, one for each
-        draft token that it draws there. Each draft worker has its own range, so that their draws are independent."""
+        """Index of the first of a position's uniform random numbers that this draft worker uses: one for each draft
+        token that it draws there. Each draft worker has its own range, so that their draws are independent."""
         self._is_determined = params.is_deterministic
         self._is_narrow = not supports_trees or speculation.is_sequential
         self.has_keys = not self._is_narrow and not params.is_deterministic and not is_block_drafter
         """Whether nodes get recovery nodes as children."""
         self.places: Mapping[Place, int] = {}
-        """Number of children that the request fixes, by the place of their parent (the ranks on the path to it); empty
-        if the request fixes none."""
+        """Number of children that the request fixes, by the ranks on the path from the root to their parent; empty if
+        the request fixes none."""
         if speculation.tree is not None and supports_trees:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:  # a chain of 3: {(): 1, (0,): 1, (0, 0): 1}
@@ -80,11 +80,11 @@ class TreePlan:
 
 
 def places_of(shape: TreeShape) -> dict[Place, int]:
-    """Return the number of children of each node of a requested tree shape. A node is given by its place: the ranks on
-    the path to it.
+    """Return the number of children of each node of a requested tree shape. A node is given by the ranks on the path
+    from the root to it.
 
-    A shape that gives only num_nodes gets the likeliest nodes. Their probabilities are the prior ones, not those
-    measured so far. So the tree of a request is the same at any time.
+    A shape that gives only num_nodes gets the likeliest nodes, by probabilities that are fixed in the code and not
+    measured. So the tree of a request is the same at any time.
 
         widths (2, 1): {(): 2, (0,): 1, (1,): 1}
         num_nodes 3, prior 0.6, 0.24, ..: {(): 2, (0,): 1}, a chain of 2 and a sibling of its first node

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 
 MAX_RANKS = 8
-"""Number of ranks that have an acceptance probability of their own. Higher ranks have the probability of the last of
-these."""
+"""Number of ranks that have an acceptance probability of their own. Higher ranks share the last one's."""
 _PRIOR = tuple(0.6 * 0.4**rank for rank in range(MAX_RANKS))
 """Prior probability of each rank, 0.6, 0.24, 0.096 ..: the first draft token of a small model is accepted in 50 to 70 %
 of cases."""
@@ -27,9 +26,7 @@ _MIN_PROB = 1e-3
 
 
 class RankAcceptance:
-    """Acceptance probabilities by rank (0 for a node's likeliest or first child), shared by all slots whose requests
-    sample in the same way.
-    """
+    """Acceptance probabilities by rank (0 = likeliest or first child), shared by all slots that sample alike."""
 
     def __init__(self) -> None:
         self.probs = list(_PRIOR)
@@ -45,9 +42,9 @@ class RankAcceptance:
 
 
 class SlotAcceptance:
-    """Acceptance probabilities by rank in one slot.
+    """Acceptance probabilities by rank among siblings, in one slot.
 
-    That of rank 0 is the slot's own. The other ranks divide the remaining probability in the proportions that all slots
+    Rank 0 has the slot's own probability. The other ranks divide the rest of it in the proportions that all slots
     share.
 
         all slots 0.6, 0.24, 0.096 ..; the slot's rank 0 has 0.8: rank 1 has 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12
@@ -71,16 +68,12 @@ class SlotAcceptance:
         return self.first**num_tokens
 
     def likely_len(self, max_tokens: int) -> int:
-        """Return the length of the longest chain whose last token is accepted with a probability of at least MIN_PROB,
-        between 1 and max_tokens.
-        """
+        """Return the length, 1 to max_tokens, of the longest chain accepted with a probability of at least MIN_PROB."""
         num_likely = int(math.log(MIN_PROB) / math.log(self.first))
         return min(max_tokens, max(1, num_likely))
 
     def note(self, rank: int | None) -> None:
-        """Record a node of the slot whose children were tested. rank: rank of the child that was committed; None if
-        none was.
-        """
+        """Record a node of the slot whose children were tested. rank: the committed child's; None if none was."""
         self._all.note(rank)
         first = self.first + _SLOT_WEIGHT * ((rank == 0) - self.first)
         self.first = min(1.0 - _MIN_PROB, max(_MIN_PROB, first))

@@ -21,8 +21,8 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.scheduling import VirtualTokens
 
 ALONE_EVERY = 4
-"""Of the steps that are shortened so that one caller gets its part, one in this many has that caller's rows only. It
-measures how fast the caller would run alone."""
+"""Number of steps, shortened for the sake of one caller, of which one has that caller's rows only. That one measures
+how fast the caller would run alone."""
 _WEIGHT = 0.25
 """Weight of a step in the moving means of this module."""
 _OUTLIER = 4.0
@@ -53,8 +53,7 @@ class RowBudget(Generic[Item]):
         """By caller: mean seconds of an undisturbed step with its rows only. Only callers that may bound steps have an
         entry."""
         self.bounding: bytes | None = None
-        """Caller whose part determines the maximum duration of the step that was dealt last; None if that step is not
-        limited."""
+        """Caller whose part limits the duration of the step that was dealt last; None if that step is not limited."""
         self._num_rows = 1.0
         """Number of rows of a bounded step."""
         self._num_since_alone = ALONE_EVERY
@@ -76,7 +75,7 @@ class RowBudget(Generic[Item]):
         weights: weights of all callers that share the worker. step: the step without a limit, as (caller, expected
         tokens, number of rows). alone: function that returns the units of the step that a caller would run alone, in
         the order in which they are taken. An empty result means that the caller has no rows now but soon will, and
-        counts as one row. If one caller has the worker to itself, neither `step` nor `alone` is read.
+        counts as one row.
 
         Example: A has 1 row and B 31, with equal weights; a step of 1 row takes 8 ms, one of 32 rows 20 ms. A would
         gain 1 token in 20 ms, and its part is half of 1 token in 8 ms. So the step is limited to 16 ms: A's row, and as

@@ -64,9 +64,7 @@ class RowCost:
         self.reach = 2 * max(self._shape) + 1
 
     def seconds(self, num_rows: int | Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the expected seconds of a step of num_rows rows: an array of shape [] for one number of rows, [N] for
-        N numbers.
-        """
+        """Return the expected seconds of a step of num_rows rows: shape [] for one number, [N] for N numbers."""
         return self._level_s * np.interp(num_rows, self._sizes, self._monotone)
 
     def min_seconds(self, num_rows: int) -> float:
