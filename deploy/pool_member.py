@@ -54,7 +54,7 @@ class PoolMember:
     info: common_pb2.WorkerInfo | None = None
     """Last reply to GetInfo of the worker's present process; None before the first."""
     info_at_s: float = 0.0
-    """Time of the call to which `info` is the reply."""
+    """Monotonic time, in seconds, of the GetInfo call to which `info` is the reply."""
     is_adopted: bool = False
     """Whether an earlier launcher started the worker."""
     may_be_used: bool = False
@@ -64,25 +64,26 @@ class PoolMember:
     num_failures: int = 0
     """Number of failed GetInfo calls to the worker since the last successful one."""
     failing_since_s: float | None = None
-    """Time of the first failed GetInfo call since the last successful one; None while calls succeed, and after the
-    worker's process has ended."""
+    """Monotonic time, in seconds, of the first failed GetInfo call since the last successful one; None while calls
+    succeed, and after the worker's process has ended."""
     hanging_since_s: float | None = None
-    """Time since which the worker does not reply, or its engine hangs. None while it replies, even with an error, and
-    its engine works."""
+    """Monotonic time, in seconds, since which the worker does not reply, or its engine hangs. None while it replies,
+    even with an error, and its engine works."""
     is_silent: bool = False
     """Whether the last GetInfo call to the worker got neither a reply nor an error from its server."""
     last_reply_at_s: float | None = None
-    """Time of the last GetInfo call to which the worker's server replied, with information or with an error; None
-    before the first."""
+    """Monotonic time, in seconds, of the last GetInfo call to which the worker's server replied, with information or
+    with an error; None before the first."""
     query_at_s: float | None = None
-    """Time at which the launcher next asks the worker's Ray actor how its start went; None if it is not to ask."""
+    """Monotonic time, in seconds, at which the launcher next asks the worker's Ray actor how its start went; None if it
+    is not to ask."""
     num_refused: int = 0
     """Number of failed starts of the worker since its last successful one."""
     why: str = ""
     """Reason why the last start failed, for the log; empty if it succeeded. It may contain paths of files."""
     retry_at_s: float | None = None
-    """Time at which the worker's process is to be ended after a failed start, so that Ray starts another; None if it is
-    not to be ended."""
+    """Monotonic time, in seconds, at which the worker's process is to be ended after a failed start, so that Ray starts
+    another; None if it is not to be ended."""
     draining_since_s: float = 0.0
     stopping_since_s: float | None = None
 
@@ -100,7 +101,7 @@ class PoolMember:
     def is_idle_since(self, noticed_s: float) -> bool:
         """Return whether the worker's last reply to GetInfo is from after `noticed_s` and reports no slots in use.
 
-        noticed_s: time by which all gateways know that the worker drains.
+        noticed_s: monotonic time, in seconds, by which all gateways know that the worker drains.
         """
         return self.info is not None and self.info_at_s >= noticed_s and not self.info.num_slots_in_use
 
@@ -108,7 +109,7 @@ class PoolMember:
         """Record that a start of the worker failed. The next start follows after a pause, which grows with each
         failure.
 
-        why: reason of the failure. now_s: present time.
+        why: reason of the failure. now_s: monotonic time, in seconds.
         """
         self.end_life()
         self.retry_at_s = now_s + min(2.0 ** min(self.num_refused, 4), MAX_RETRY_S)
@@ -125,8 +126,8 @@ class PoolMember:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the worker is watched, its present process has replied to GetInfo, and the last GetInfo call
-        succeeded.
+        """Whether the launcher calls the worker's GetInfo every second, the last call succeeded, and the worker's
+        present process has replied to one.
         """
         return self.is_watched and self.info is not None and self.failing_since_s is None
 

@@ -168,8 +168,8 @@ class Scaler:
 
 
 def _since(since_s: float, holds: bool, now_s: float) -> float:
-    """Return the time since which a condition holds without a pause; NaN while it does not hold. since_s: the previous
-    result.
+    """Return the monotonic time, in seconds, since which a condition has held without a break; NaN while it does not
+    hold. since_s: the previous result.
     """
     if not holds:
         return math.nan

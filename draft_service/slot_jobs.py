@@ -1,6 +1,6 @@
 """Jobs for the engine thread of a draft worker about its slots, as plain values.
 
-The servicer and the links to targets create them; `Grower.handle` runs them.
+The servicer and the streams to targets create them; `Grower.handle` runs them.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class FeaturesJob:
     rows: FeatureBits
     """Features of N consecutive committed tokens that the target sent, [N, d], as bits of bfloat16 numbers."""
     on_stored: Callable[[], None]
-    """Function to call on the engine thread once the slot has stored the features. The link to the target then reads
-    further features from the stream."""
+    """Function to call on the engine thread once the slot has stored the features. If too many bytes are not stored
+    yet, the draft worker reads no more features from the target's stream until this is called."""
     request_id: int = 0
-    """Number of the request that the features answer; 0 if the target returned none."""
+    """Number of the slot's request for features to which these are the reply; 0 if the target returned none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,8 +159,8 @@ class ChatTemplate:
 
         add_generation_prompt: whether the text ends with the beginning of the assistant's next message. extra: further
         variables of the template. merges: whether messages with roles that the template refuses are rewritten to roles
-        that it accepts. max_chars: maximal length of the text, in characters. caller: digest of the caller, by which
-        the renderer processes are shared between callers.
+        that it accepts. max_chars: maximal length of the text, in characters. caller: digest of the caller; by it, the
+        renderer processes are divided fairly between callers.
 
         Raises InvalidRequest if the template refuses the chat, with the message that the template gives, or if
         rendering exceeds a limit of time or memory. Raises TextTooLong for a text longer than `max_chars`.

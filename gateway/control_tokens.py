@@ -1,10 +1,10 @@
 """Keeps users' text from being tokenised as control tokens (setting `control_tokens_in_content`). Pure.
 
-Where a user's text spells a control token, a mark is inserted after its first character. The template copies the mark
-into its output, which is cut there before it is tokenised. So both halves are tokenised as text, while the control
-tokens that the template itself writes stay control tokens.
+Where a user's text spells a control token, random digits (the separator) are inserted after its first character. The
+template copies them into its output, which is cut there before it is tokenised. So both halves are tokenised as text,
+while the control tokens that the template itself writes stay control tokens.
 
-    # content "a<eos>" becomes "a<MARKeos>", and the rendered text is cut to "...a<" and "eos>..."
+    # content "a<eos>" becomes "a<0123eos>", and the rendered text is cut to "...a<" and "eos>..."
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gateway.confined.template_shape import Message
 from gateway.text_trie import trie_pattern
 
 MARK_DIGITS = 16
-"""Number of random digits of a mark, so many that no caller can guess it. Only digits are safe: templates may change
-the case of letters, and JSON escapes other characters."""
+"""Number of random digits of the separator that is inserted into control tokens of users' texts, so many that nobody
+can guess it. Only digits are safe: templates may change the case of letters, and JSON escapes other characters."""
 WORDS = frozenset({"role", "type"})
 """Names of fields of messages and tools whose values a template compares with fixed words. In these values, and in all
-names of fields, the mark is inserted into whole control tokens only; in other texts, also into an incomplete one at the
-beginning or the end."""
+names of fields, only whole control tokens are cut, so that they are tokenised as text; in other texts, also an
+incomplete one at the beginning or the end."""
 
 
 class ControlTokens:
@@ -76,10 +76,10 @@ class ControlTokens:
 
 
 class ContentMarks:
-    """Inserts a mark, a random number, into the control tokens that a request's texts spell.
+    """Inserts a separator, a random number, into the control tokens that a request's texts spell.
 
-    The rendered chat is cut at the marks before it is tokenised. Each control token is then in two pieces, which are
-    tokenised as text.
+    The rendered chat is cut at the separators before it is tokenised. Each control token is then in two pieces, which
+    are tokenised as text.
     """
 
     def __init__(self, tokens: ControlTokens) -> None:
@@ -88,23 +88,27 @@ class ContentMarks:
         self.num_marks = 0
 
     def message(self, message: Message) -> Message:
-        """Return a copy of the message with the mark inserted in the control tokens of its texts.
+        """Return a copy of the message in which a random number, the separator, is inserted into each control token
+        that its texts spell. The rendered chat is later cut there, so that the token is read as text.
 
-        All texts are marked that a template may write, such as contents, names and arguments of calls.
+        It is inserted in all texts that a template may write, such as contents, names and arguments of calls.
         """
         return {name: self._field(name, value) for name, value in message.items()}
 
     def chat(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], documents: Sequence[dict[str, Any]]
     ) -> tuple[list[Message], list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return copies of messages, tools and documents with the mark inserted in the control tokens of their texts.
+        """Return copies of messages, tools and documents in which a random number, the separator, is inserted into each
+        control token that their texts spell. The rendered chat is later cut there, so that the token is read as text.
 
         Raises RecursionError if they nest too deep.
         """
         return list(map(self.message, messages)), self.values(tools), self.values(documents)
 
     def values(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return copies of tools or documents with the mark inserted in the control tokens of their texts."""
+        """Return copies of tools or documents in which a random number, the separator, is inserted into each control
+        token that their texts spell, so that the token is later read as text.
+        """
         return list(map(self._marked, values))
 
     def _marked(self, value: Any) -> Any:

@@ -198,7 +198,9 @@ class ChoiceUsage:
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Number of output tokens from rounds with draft tokens: all but one for each step without draft tokens."""
+        """Number of output tokens from rounds with draft tokens: all output tokens minus the number of plain steps,
+        which make one token each.
+        """
         return max(0, self.num_completion_tokens - self.num_plain_steps)
 
     @property

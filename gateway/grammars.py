@@ -54,7 +54,9 @@ checked."""
 
 
 def grammar_of(output: OutputFormat) -> str:
-    """Return the grammar of an output format, as llguidance reads it. Raises InvalidRequest."""
+    """Return the grammar of an output format, as llguidance reads it. Raises InvalidRequest if the format is invalid,
+    or if a part of it cannot be enforced.
+    """
     value = output.value
     param = output.param
     if output.kind == "json":

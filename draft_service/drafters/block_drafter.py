@@ -91,7 +91,7 @@ def block_of(draft_slot: DraftSlot) -> Block:
 
 
 def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tensor) -> None:
-    """Set the block of each slot from rows of a forward's outputs.
+    """Set the `Block` of each slot, the predictions for its next positions, from rows of a forward's outputs.
 
     `slots`: in the order of their rows. `counts`: number of rows of each slot. `outputs`: for each field of `Block`, in
     the order of the fields, a tensor [sum(counts), ...].
@@ -104,8 +104,8 @@ def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tens
 
 
 def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Split the rows of a tensor into consecutive pieces: piece i has counts[i] rows. Several pieces are copies, so
-    that one does not keep the memory of the others alive.
+    """Split the rows of a tensor into consecutive pieces: piece i has counts[i] rows. If there is more than one piece,
+    each is a copy, so that a piece that is kept does not keep the memory of the whole tensor.
     """
     parts = rows.split(list(counts))
     if len(parts) == 1:

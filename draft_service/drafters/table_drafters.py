@@ -131,7 +131,9 @@ class TableSlot(BareSlot):
         return 0
 
     def invalidate(self) -> None:
-        """Keep the table from learning this slot's sequence, which may be wrong."""
+        """Keep the table, which all slots share, from learning this slot's sequence. Call it after an error in a step,
+        when the tokens of the slot's follower may be wrong.
+        """
         self._is_sound = False
 
 

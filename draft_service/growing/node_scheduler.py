@@ -25,8 +25,9 @@ MAX_NODES_PER_SLOT = 16
 class NodeScheduler:
     """Chooses the nodes that a step feeds: the likeliest of all slots, shared fairly between callers.
 
-    A node's gain is the probability that the distribution after it is used. Feeding more nodes raises the sum of gains
-    and takes longer; the scheduler chooses the number of nodes with the highest sum of gains per second.
+    A node's gain is the probability that the target accepts it, so that draft tokens after it can be accepted, too.
+    Feeding more nodes raises the sum of gains and takes longer; the scheduler chooses the number of nodes with the
+    highest sum of gains per second.
 
         # gains 0.9, 0.5, 0.1; steps of 1, 2 and 3 rows take 10, 11 and 12 ms:
         # 0.9 / 10, 1.4 / 11 and 1.5 / 12 tokens per ms: two nodes are fed
@@ -44,7 +45,7 @@ class NodeScheduler:
         """Return the nodes to feed next, by slot: the likeliest of all slots, as long as each caller gets its share of
         the worker.
 
-        If a slot uses look-ahead rows, those to feed are marked in its `ahead`; they compete with the nodes by
+        If a slot uses look-ahead rows, its `ahead` is told which of them to feed; they compete with the nodes by
         probability. `now`: monotonic time, in seconds.
         """
         candidates: dict[
@@ -110,7 +111,8 @@ class NodeScheduler:
 
 class _Candidate(NamedTuple):
     gain: float
-    """Probability that the distribution after the node, or after the look-ahead row, is used."""
+    """Probability that the target accepts the node, so that draft tokens after it can be accepted, too; for a
+    look-ahead row, that its token becomes a node and is accepted."""
     node: int
     """Index of the node in the slot's tree, or ROOT (-1); for a look-ahead row, its number, from -2 downwards."""
     draft_slot: DraftSlot

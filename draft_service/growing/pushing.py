@@ -38,8 +38,8 @@ thread."""
 class NodeSender:
     """Sends new nodes of the slots' trees to their targets.
 
-    Under the acceptance rule `rejection`, the time of sending must not depend on which tokens were sampled, or the
-    output would no longer have the target's distribution. So sampled nodes are sent at once.
+    Sampled nodes are sent at once. If the time of sending depended on which tokens were sampled, so would which of them
+    arrive in time to be verified, and the output would no longer have the target's distribution.
     """
 
     def __init__(self, engine: EngineThread, send: Send, metrics: WorkerMetrics) -> None:

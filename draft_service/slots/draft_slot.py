@@ -21,7 +21,7 @@ class Block:
     """Logits [N, V] float32: row 0 is for the token after the last committed one, the others for the N - 1 positions
     after it."""
     hidden: Tensor | None = None
-    """Hidden states [N, d] at the same positions, which the head of a `SequentialDrafter` reads; None for other
+    """Hidden states [N, d], one for each row of `logits`, which the head of a `SequentialDrafter` reads; None for other
     drafters."""
     states: dict[int, Tensor] = field(default_factory=dict)
     """For a `SequentialDrafter`: recurrent state of its head after ROOT and after each node, by node index: r numbers,
@@ -40,7 +40,8 @@ class DraftSlot:
     """Slot with the committed tokens, and with their cache if the drafter has one."""
     acceptance: SlotAcceptance
     """Acceptance probabilities of draft tokens, by their rank among siblings. That of rank 0 is learned from this slot
-    alone. The other ranks divide the remaining probability in proportions learned from all slots that sample alike."""
+    alone. The other ranks divide the remaining probability in proportions learned from all slots with the same
+    acceptance rule."""
     tree: Growth = field(init=False)
     """Draft tree below the last committed token."""
     is_growing: bool = False

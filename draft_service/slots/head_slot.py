@@ -49,8 +49,8 @@ class HeadSlot(Slot):
         self.first = lag
         self.features = FeatureBuffer(2 * width)
         self.request_id = 1
-        """Number that the slot gives its requests for features. It grows by one when features that were received are
-        lost."""
+        """Number of the slot's last request to the target for features. It grows by one when the slot loses features
+        that it had received."""
         if lag:
             self._salt += self.committed[0].to_bytes(4)  # the first token has no entry, and all features depend on it
 
@@ -77,12 +77,12 @@ class HeadSlot(Slot):
     def store_features(self, start: int, data: FeatureBits, request_id: int) -> None:
         """Store features of consecutive tokens, which may come late or twice.
 
-        `start`: position of the first token. `data`: the features. `request_id`: number of the request that the target
-        answers with them.
+        `start`: position of the first token. `data`: the features. `request_id`: number of the slot's request for
+        features to which the target replies with them.
 
         If features before `start` were lost, or the slot would keep more than MAX_FEATURE_BYTES, `data` cannot be
-        appended. Then the slot empties its cache and begins again at `start`, or drops `data` if `request_id` is not
-        its present number.
+        appended. Then the slot empties its cache and begins again at `start`, or drops `data` if they are the reply to
+        an earlier request than its last one.
         """
         if self._append(start, data) or request_id != self.request_id:
             return

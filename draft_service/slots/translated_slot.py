@@ -37,12 +37,13 @@ class TranslatedSlot(Slot):
 
     def _write_anew(self) -> None:
         self.written: list[int] = []
-        """Tokens, in the draft worker's vocabulary, that it wrote after the committed text. All but the last are
-        cached."""
+        """Tokens, in the draft worker's vocabulary, that its model has generated after the committed text. All but the
+        last are cached."""
         self.draft_ids: list[int] = []
-        """Draft tokens: the written text in the target's vocabulary."""
+        """Draft tokens: the text of the tokens in `written`, in the target's vocabulary."""
         self.has_ended = False
-        """Whether no more text is to be written after `written`."""
+        """Whether the draft model generates nothing more after the tokens in `written` until further tokens are
+        committed."""
 
     @property
     def drafts_text(self) -> bool:
@@ -61,11 +62,11 @@ class TranslatedSlot(Slot):
         return self.uncached()
 
     def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
-        """Record the ids that were fed, and the token that the draft worker writes after them.
+        """Record the ids that were fed, and the token that the draft model generates after them.
 
-        `own_id`: id of that token in the draft worker's vocabulary. The written text is encoded again in the target's
-        tokens. If the encoding no longer begins with the present draft tokens, which are nodes of the tree already,
-        they stay, and the written text ends.
+        `own_id`: id of the generated token in the draft worker's vocabulary. All text generated since the last commit
+        is encoded again in the target's tokens. If these no longer begin with the present draft tokens, which are nodes
+        of the tree already, the draft tokens stay as they are, and nothing more is generated until the next commit.
         """
         self.fed(fed_ids)
         self.written.append(own_id)

@@ -55,7 +55,7 @@ class Registration:
         self._address = address
         self._outbox = outbox
         self._epoch: int | None = None
-        """Epoch of the target to which the head was last offered; None before the first offer."""
+        """Epoch of the target at which the head was last registered; None before the first registration."""
         self._answer = asyncio.Future[OutriderError | None]()
         """The target's answer: None if it accepts the head, or the error with which it refuses it."""
         self._offered_s = 0.0

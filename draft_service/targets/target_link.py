@@ -34,7 +34,7 @@ read again."""
 
 
 class TargetLink:
-    """Stream from a draft worker to one target. After the stream has ended, a new link replaces this one."""
+    """Stream from a draft worker to one target. After the stream has ended, a new object replaces this one."""
 
     def __init__(
         self,

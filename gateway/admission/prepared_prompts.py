@@ -21,8 +21,8 @@ class CallerGrammars:
 
     checker: GrammarChecker
     caller: bytes
-    """Digest of the caller's API key, empty without one. The processes that check grammars are shared between callers
-    by it."""
+    """Digest of the caller's API key, empty without one. By it, the processes that check grammars are divided fairly
+    between callers."""
 
     async def output(self, output: OutputFormat | None) -> str:
         """Return the checked grammar of an output format; empty if `output` is None, as any text is then allowed.

@@ -1,5 +1,5 @@
-"""Finds which forms of messages a chat template reads, by rendering messages with marked texts. Templates of different
-model families read different forms.
+"""Finds which types of message fields a chat template reads, by rendering messages with texts that are searched in the
+result. Templates of different models read different types.
 
 `templates.py` calls `shape_of` once for each template; `template_messages.py` writes messages of that shape.
 """
@@ -56,11 +56,12 @@ class TemplateShape:
     """Content for an assistant message that has tool calls and no text. None for templates that write calls only if the
     content is null."""
     arguments: ArgumentsForm = "object"
-    """Type of a tool call's arguments with which the template writes JSON: an `object`, or its JSON as `text`."""
+    """Type in which the template must be given a tool call's arguments to write them as valid JSON: an `object`, or a
+    `text` that is JSON already."""
 
     message_tools: ToolsForm | None = None
-    """Type of a system message's `tools` with which the template writes them: a `list`, or the functions' JSON as
-    `text`. None for templates that read no tools there, such as those that read the variable `tools`."""
+    """Type in which the template must be given a system message's `tools` to write them: a `list`, or the functions'
+    JSON as `text`. None for templates that read no tools there, such as those that read the variable `tools`."""
     marks_roles: bool = True
     """Whether the template adds anything to the text of a user's message. True also if it refuses a single user
     message."""

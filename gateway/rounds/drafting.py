@@ -32,9 +32,10 @@ a long prompt may take the draft worker this many steps of the target."""
 
 
 class DraftSession:
-    """The gateway's state for one draft worker that drafts for a choice: its slot, and how many tokens it adds.
+    """The gateway's state for one draft worker that drafts for a choice: its slot for the choice, and how many of its
+    draft tokens were accepted.
 
-    Another worker may take its place while the choice runs.
+    Another draft worker may replace it while the choice runs.
     """
 
     def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
@@ -139,8 +140,8 @@ class DraftSession:
 
     @property
     def is_unprofitable(self) -> bool:
-        """Whether the draft worker pauses because too few of its draft tokens were accepted, although they arrived in
-        time.
+        """Whether the draft worker drafts nothing until its next trial, because too few of its draft tokens were
+        accepted although they arrived in time.
         """
         return self._is_paused and self._use.had_drafts
 

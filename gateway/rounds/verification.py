@@ -67,7 +67,8 @@ class Verification:
         self.why_again = ""
         """Reason why the last round must be repeated: value of the label `reason` of outrider_retries_total."""
         self.tickets: Sequence[int] = (0,)
-        """Tickets of the last lease, one for each draft worker of the choice; one if it has none."""
+        """Numbers by which the target recognises the deliveries for the last lease, one for each draft worker of the
+        choice; one number if it has none. The first stands for the lease itself."""
         self._model = model
         self._session = session
         self._deadline_s = deadline_s

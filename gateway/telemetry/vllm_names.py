@@ -40,7 +40,7 @@ class ModelLoad:
     num_running: int
     num_waiting: int
     kv_share: float
-    """Share of a target's KV blocks that are in use, 0 to 1: the mean over the model's targets."""
+    """Fraction of a target's KV blocks in use, 0 to 1: the mean over the model's targets."""
     kv_block_size: int
     num_kv_blocks: int
     """Number of KV blocks of all targets of the model together."""
@@ -48,21 +48,21 @@ class ModelLoad:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTimes:
-    """Times of one choice, in seconds of one monotonic clock."""
+    """Monotonic times of one choice, in seconds."""
 
     admitted_s: float
-    """Time when the choice was admitted to the queue."""
+    """Monotonic time, in seconds, at which the choice entered the queue."""
     placed_s: float
-    """Time when the choice left the queue, because it got a place."""
+    """Monotonic time, in seconds, at which the choice left the queue because it got a place."""
     first_s: float
-    """Time when the choice's first tokens were committed."""
+    """Monotonic time, in seconds, at which the choice's first tokens were committed."""
     last_s: float
-    """Time when the choice's last tokens were committed."""
+    """Monotonic time, in seconds, at which the choice's last tokens were committed."""
     num_tokens: int
 
     @property
     def first_token_s(self) -> float:
-        """Time from admission to the queue until the first tokens were committed, in seconds."""
+        """Seconds from the choice's entry into the queue until its first tokens were committed."""
         return self.first_s - self.admitted_s
 
     @property

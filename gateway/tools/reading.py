@@ -52,7 +52,7 @@ class Reading:
 
     @property
     def bounds_reasoning(self) -> bool:
-        """Whether outputs may have reasoning, of a limited number of tokens."""
+        """Whether outputs may have reasoning and `max_reasoning_tokens` limits its length."""
         return self.reasoning is not None and self.max_reasoning_tokens is not None
 
     def reader(self) -> CallReader:

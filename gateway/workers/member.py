@@ -74,8 +74,8 @@ class State(Enum):
     FAILING = "failing"
     """The worker is connected, but gets no new choices because recent ones failed on it."""
     LOST = "lost"
-    """The worker is not connected; or it is a draft worker that reads hidden states, and no pairing check with a target
-    has finished."""
+    """The gateway cannot use the worker, since it is not connected; or it is a draft worker that reads hidden states,
+    and no pairing check with a target has finished yet."""
     REFUSED = "refused"
     """The worker answers, but the gateway does not use it: it is incompatible with the model or with the gateway."""
 
@@ -142,7 +142,7 @@ class Member:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the worker has work and made no step for SILENT_S, though it does not count as lost yet."""
+        """Whether the worker has work and made no step for SILENT_S, though it does not count as hung yet."""
         return self.link.silent_s > SILENT_S
 
     @property
@@ -255,12 +255,12 @@ class DraftMember(Member):
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """Record of whether deliveries to a target arrive there and are valid, by the target's name."""
         self._uses: dict[UseKey, DraftUse] = {}
-        """Use of the draft worker by UseKey, the least recent first. A caller whose draft tokens are rejected does not
-        pause it for other callers."""
+        """Use of the draft worker by UseKey, the least recent first. If a caller's draft tokens are rejected, the draft
+        worker goes on drafting for other callers."""
 
     def use_of(self, key: UseKey) -> DraftUse:
-        """Return the record of how many tokens the draft worker adds to a caller's choices. A new caller gets an empty
-        record.
+        """Return the record of how many draft tokens of the draft worker were accepted for the choices of one caller
+        (see UseKey). A new key gets an empty record.
         """
         use = self._uses[key] = self._uses.pop(key, DraftUse())
         if len(self._uses) > MAX_CALLERS:

@@ -1,9 +1,9 @@
 """Chooses the target and the draft of a request. Pure.
 
 Targets: a prompt goes where its beginning went before, so that it finds its prefix cached. That is rendezvous hashing
-over the usable targets, with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016): if the hashed target holds clearly
-more than its share, the request goes to the least loaded target. Drafts: the draft with the fewest requests, then the
-one with the shortest round-trip time.
+over the usable targets, with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016): if the load of the hashed target is
+clearly above the mean, the request goes to the least loaded target. Drafts: the draft with the fewest requests, then
+the one with the shortest round-trip time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from dataclasses import dataclass
 PREFIX_TOKENS = 256
 """Number of tokens at the beginning of a prompt that are hashed to choose its target."""
 BALANCE = 1.25
-"""The target that a prompt's hash prefers gets the prompt while that target's load is below BALANCE times the mean load
-of the targets among which one is chosen, plus SLACK_SLOTS slots."""
+"""The target that a prompt's hash prefers gets the prompt while its load (0 to 1) is below BALANCE times the mean load
+of the targets among which one is chosen, plus SLACK_SLOTS over its number of slots."""
 SLACK_SLOTS = 2
-"""Slots by which the load of the target that a prompt's hash prefers may exceed BALANCE times the mean load."""
+"""Number of open slots that the target that a prompt's hash prefers may have beyond BALANCE times the mean load."""
 FULL_KV_SHARE = 0.95
-"""Share of KV blocks in use from which a target counts as full, because a new choice would wait for memory."""
+"""Fraction of its KV blocks in use, 0 to 1, from which a worker counts as full, because a new choice would wait for
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,14 @@ class WorkerLoad:
     """Number of choices that this gateway placed on the worker, plus the slots that other gateways hold there."""
     num_slots: int
     kv_share: float = 0.0
-    """Share of the worker's KV blocks in use, 0 to 1."""
+    """Fraction of the worker's KV blocks in use, 0 to 1."""
     rtt_s: float = 0.0
     is_silent: bool = False
-    """Whether the worker has work and has made no step for `member.SILENT_S`. It may soon count as lost."""
+    """Whether the worker has work and has made no step for `member.SILENT_S`. It may soon count as hung."""
 
     @property
     def share(self) -> float:
-        """Load of the worker, from 0: the share of its slots in use or of its KV blocks in use, whichever is higher."""
+        """Load of the worker: the fraction of its slots or of its KV blocks in use, whichever is higher. 1 is full."""
         slot_share = 1.0
         if self.num_slots:
             slot_share = self.num_requests / self.num_slots
@@ -65,10 +66,11 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
     """Return the name of the target for a prompt with this prefix key; None if `targets` is empty.
 
     Targets that are neither silent nor full come first. Among these, a hash of `key` and the target's name prefers one.
-    It is chosen unless its `share` is clearly above the mean; then the target with the lowest `share` is chosen.
+    It is chosen if its load is below BALANCE times their mean load, plus SLACK_SLOTS over its number of slots;
+    otherwise the target with the lowest load is chosen.
 
-        # 4 slots each, 2 choices on A and none on B: the mean share is 0.25, and A keeps its prompts as long as its
-        # share, 0.5, is below 1.25 * 0.25 + 2 / 4 = 0.81
+        # 4 slots each, 2 choices on A and none on B: the mean load is 0.25, and A keeps its prompts as long as its
+        # load, 0.5, is below 1.25 * 0.25 + 2 / 4 = 0.81
     """
     if not targets:
         return None
@@ -86,8 +88,8 @@ def choose_target(key: bytes, targets: Sequence[WorkerLoad]) -> str | None:
 def choose_draft(drafts: Sequence[WorkerLoad]) -> str | None:
     """Return the name of the best draft worker with a free slot; None if none has one.
 
-    Draft workers that are not silent come first, then those with the fewest choices, then the one with the shortest
-    round-trip time.
+    Silent ones, which have work and have made no step for `member.SILENT_S`, come last. Among the others the one with
+    the fewest choices is best, and among equals the one with the shortest round-trip time.
     """
     free = [load for load in drafts if load.num_requests < load.num_slots]
     if not free:

@@ -1,7 +1,7 @@
 """Limits how often requests are started again, so that retries never make an overload worse. Pure.
 
-It works like Finagle's RetryBudget: retries may be a share of the new requests, on top of a fixed rate. Use it from the
-event loop's thread alone.
+It works like Finagle's RetryBudget: retries may be a fraction of the new requests, on top of a fixed rate. Use it from
+the event loop's thread alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ REQUESTS_PER_RETRY = 5
 """Number of new choices that pay for one retry. Besides the retries that `floor_per_s` allows, there are thus at most
 20 % as many retries as choices."""
 RESERVE_S = 10.0
-"""Seconds in which `floor_per_s` allows as many retries as a full budget allows at once."""
+"""Size of the full budget, in seconds of its refill: it allows floor_per_s * RESERVE_S retries at once."""
 
 
 class RetryBudget:
@@ -21,7 +21,7 @@ class RetryBudget:
 
     In addition, the bucket gains tokens for `floor_per_s` retries every second.
 
-        # a floor of 10 a second: the full bucket holds 5 * 10 * 10 = 500 tokens, which are 100 retries at once
+        # floor_per_s 10: a full bucket holds 10 * RESERVE_S * REQUESTS_PER_RETRY = 500 tokens, for 100 retries at once
     """
 
     def __init__(self, floor_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -36,7 +36,7 @@ START_TIMEOUT_S = 300.0
 """Maximal wait at start for targets at given addresses, in seconds. With a registry or DNS names the wait has no end; a
 warning is then logged after this time."""
 ROUND_TIMEOUT_S = 30.0
-"""Maximal time for which a worker with work may make no step before it counts as lost, in seconds."""
+"""Maximal time for which a worker with work may make no step before it counts as hung, in seconds."""
 DRAFT_MESSAGE_BYTES = 32 << 20
 """Maximal size of a message from a draft worker, in bytes. The largest message is the draft model's tokenizer: Gemma's
 tokenizer.json has 33.4 MB. Receiving that much takes 40 ms of the event loop."""

@@ -104,7 +104,7 @@ async def generate_with_retries(
     transport: Transport, request: GenerateRequest, timeout_s: float | None, policy: RetryPolicy
 ) -> AsyncGenerator[GenerateResponse, None]:
     """Yield the messages of a Generate call. The call is tried again as `policy` allows, but only while no message has
-    arrived: a further attempt would repeat or change text that the caller already has.
+    arrived: a further attempt would repeat or change text that was already yielded.
 
     timeout_s: deadline in seconds for all attempts together; None = no deadline.
     """

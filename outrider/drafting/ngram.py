@@ -68,8 +68,8 @@ class NgramFollower(TokenSequence):
         return NgramWalk(self._followers, self._orders, last_ids)
 
     def has_next(self) -> bool:
-        """Return whether the sequence's last two tokens also occur together earlier in its counted part. If the longest
-        n-gram has two tokens, the last token is enough.
+        """Return whether the sequence's last two tokens also occur together earlier among its last `history` tokens, in
+        which n-grams are counted. If the longest n-gram has two tokens, the last token is enough.
         """
         min_context = min(2, self._orders[0] - 1)
         num_counted = len(self.ids) - self._start

@@ -85,7 +85,8 @@ class _State(NamedTuple):
     num_confirmed: int = 0
     """Position in the prediction after the last correct draft token."""
     was_correct: bool | None = None
-    """Whether the draft token proposed for the state's output token was correct; None = none was proposed."""
+    """Whether the draft token proposed for the last output token before this state was correct; None = none was
+    proposed."""
 
 
 class PredictionFollower(TokenSequence):

@@ -50,7 +50,9 @@ class SuffixIndex:
         return not self._ids
 
     def last(self, count: int) -> list[int | None]:
-        """Return the last `count` tokens of the sequence, or all tokens of a shorter one."""
+        """Return the last `count` tokens of the sequence, or all tokens of a shorter one. None stands between two
+        texts.
+        """
         return self._ids[max(0, len(self._ids) - count) :]
 
     def at(self, position: int) -> int | None:

@@ -85,7 +85,7 @@ class Translation(Protocol):
 
     def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
         """Retokenize for the target the text that the draft model has generated after the committed tokens. Return (ids
-        of the target, whether the draft model's text has ended).
+        of the target, whether the draft model's text has ended, with a special token or an invalid byte).
 
         `committed`: committed tokens, as ids of the target. `own_ids`: tokens that the draft model has generated after
         them, as its ids. While its text has not ended, the last id of the result is left out if the tokenizers differ,

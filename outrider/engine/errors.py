@@ -1,4 +1,4 @@
-"""The error by which an attention path refuses a model. The caller then tries the next path."""
+"""The error by which an attention path refuses a model. The next path is then tried."""
 
 
 class PathUnavailable(Exception):

@@ -121,8 +121,8 @@ def _next(digest: bytes, ids: Sequence[int]) -> bytes:
 
 
 TRASH_BLOCK = 0
-"""Number of the block that is never allocated. Padding is read from it and written to it. Its contents are always
-finite, so that no product becomes NaN."""
+"""Number of the block that is never allocated. Padding is written to it, and read from it where a mask hides what was
+read. Its contents are always finite, since a hidden NaN would still make the result NaN."""
 
 
 class OutOfBlocks(OutriderError):
@@ -264,8 +264,7 @@ class BlockTable:
         return [self.blocks[token // size] * size + token % size for token in tokens]
 
     def reserve(self, num_tokens: int) -> list[tuple[int, int]]:
-        """Allocate the blocks of the tokens from `self.num_tokens` to `num_tokens - 1`, which the caller is about to
-        write.
+        """Allocate the blocks of the tokens from `self.num_tokens` to `num_tokens - 1`, before these are written.
 
         Returns the pairs (from, to) of blocks that the storage must copy first: at most one, for a partly filled last
         block that another table uses, too. A partly filled block that only this table uses is withdrawn from the prefix
@@ -294,8 +293,8 @@ class BlockTable:
         return copies
 
     def rewrite(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Make this table the only holder of the blocks of the stored tokens from `start` to `end - 1`, which the
-        caller is about to overwrite.
+        """Make this table the only holder of the blocks of the stored tokens from `start` to `end - 1`, before these
+        are overwritten.
 
         Returns the pairs (from, to) of blocks that the storage must copy first, and withdraws published blocks. Raises
         OutOfBlocks if there are too few free blocks, and leaves the table unchanged.

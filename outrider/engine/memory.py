@@ -256,10 +256,10 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def shared_memory_bytes(device: torch.device, utilization: float, weights_bytes: int) -> int:
-    """Return the bytes of a GPU that are free and within this process's share of it.
+    """Return the bytes of a GPU that are free and that this process may use.
 
-    utilization: this process's share of the GPU's whole memory, 0 to 1. Raises ConfigError if the loaded weights, of
-    `weights_bytes`, use the whole share.
+    utilization: fraction of the GPU's whole memory that this process may use, 0 to 1. Raises ConfigError if the loaded
+    weights, of `weights_bytes`, use all of it.
     """
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(utilization * total)

@@ -1,7 +1,8 @@
 """Run one forward of a model over rows of different lengths: prefill, decode and verify rows in the same call.
 
 A `ModelRunner` is created by `loader.load_runner` and owned by the engine thread. It checks the rows and reserves their
-blocks. Its callers hold the slots, and its attention path (`outrider.engine.attention`) computes the forward.
+blocks. The code that uses it holds the slots, and its attention path (`outrider.engine.attention`) computes the
+forward.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class EncoderSource:
 class Row:
     """Tokens of one sequence in a forward: those that are cached and those that are fed.
 
-    Example: `Row(table, [7, 8], 5, 1, ids)` feeds the ids 7 and 8 as tokens 5 and 6 of a sequence and returns the
-    logits of the last one.
+    Example: `Row(table, [7, 8], 5, 1, ids)` feeds the ids 7 and 8 after the 5 cached tokens of a sequence, `ids[:5]`,
+    and requests the logits of the last 1 token.
     """
 
     table: BlockTable
@@ -69,7 +69,7 @@ class Row:
     num_logits: int
     """Number of last tokens whose logits are returned; 0 for a chunk of a prompt that does not end it."""
     past_ids: Sequence[int]
-    """List that begins with the cached tokens' ids. It may be the caller's own list, longer than num_cached."""
+    """List that begins with the cached tokens' ids. It may be longer than num_cached, such as the whole sequence."""
     parents: Sequence[int] | None = None
     """Index of each node's parent in a token tree, or -1 for the last token before the tree. The tree is the last
     len(parents) tokens: all new tokens, and before them nodes that were fed earlier and are in the cache. None = the

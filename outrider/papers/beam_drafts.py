@@ -97,7 +97,8 @@ class BeamDrafts:
         return budget_items[: max(0, max_drafts)]
 
     def chosen(self, num_drafts: int) -> tuple[list[int], int]:
-        """Return the nodes of the first `num_drafts` items of `budget_items`, and how many levels they fill.
+        """Return the first `num_drafts` draft tokens in the order of `budget_items`, level by level below the live
+        beams, as nodes; and their number of levels.
 
         The last level is left out if it has fewer nodes than there are live beams.
 

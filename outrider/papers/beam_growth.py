@@ -110,7 +110,9 @@ class BeamGrowth(BeamTree, Growth):
                 known.append((token_id, math.log(prob)))
 
     def finish_step(self) -> None:
-        """Add levels to the draft tree as long as the distributions after all nodes of its last level are known."""
+        """Add levels of beams, each one depth of the draft tree, as long as the distributions after all nodes of the
+        last level are known.
+        """
         while not self._is_grown and all(node in self._known for node in self._frontier):
             if not self._add_level():
                 break

@@ -42,18 +42,18 @@ class Window:
         """
         self._shape = shape
         self.ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens + 1)
-        """Token ids of the window: one level of W ids (W: the window's width) after the other. The first id is replaced
-        by the last committed token when the window is fed."""
+        """Token ids of the window, by depth: first the W ids at the top of the W columns, then those below them, and so
+        on. The first id is replaced by the last committed token when the window is fed."""
         self._pool = dict[int, list[list[int]]]()
         """Rests of the n-grams by their first token, the latest first."""
 
     def learn(self, new_ids: Sequence[int]) -> None:
-        """Add the n-grams that a step completed to the pool, and move the window on by one token. Each W ids of the
-        window are a level, and column i has the i-th id of every level.
+        """Add the n-grams that a step completed to the pool, and move the window on by one token. Every W consecutive
+        ids of `ids` are at one depth of the window, and column i has the i-th of each.
 
         `new_ids`: the target's likeliest token after each column, in order.
 
-            W = 2, N = 3, ids [a, b, c, d] (levels [a, b] and [c, d]), new_ids [e, f]:
+            W = 2, n-grams of N = 3, ids [a, b, c, d] (columns [a, c] and [b, d]), new_ids [e, f]:
             the pool gets a -> [c, e] and b -> [d, f]; ids are then [c, d, e, f]
         """
         ids = [*self.ids, *new_ids]

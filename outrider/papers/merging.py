@@ -8,8 +8,8 @@ drafters, the target's own last. To leave out a sample because of its own value,
 tested after it, would change the law of the output. So the budget takes a number of samples from each drafter before
 their values are read. The length of a chain may depend on its samples: a table's chain ends where the table has no
 continuation, and the chain of a draft model with look-ahead rows grows faster where these predict its samples. So a
-chain that has any token counts with as many offers as it could have tokens (`candidates`), even if it is the only one.
-A token that two drafters sampled is one node and two samples.
+chain that has any token counts with as many budget items as it could have tokens (`candidates`), even if it is the only
+one. A token that two drafters sampled is one node and two samples.
 """
 
 from __future__ import annotations

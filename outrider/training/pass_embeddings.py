@@ -23,8 +23,8 @@ from outrider.training.teacher import Batch, TargetOutput, Teacher
 from outrider.wire.errors import ConfigError
 
 GROUPS = 64
-"""Maximum number of tokens of a text after which an update feeds the chain of look-ahead embeddings. These tokens are
-evenly spaced in the output."""
+"""Maximum number of tokens per text behind each of which one training step feeds all look-ahead embeddings. These
+tokens are evenly spaced in the output."""
 
 
 class _Tree(NamedTuple):

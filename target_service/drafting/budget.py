@@ -7,9 +7,9 @@ tokens gets them whatever they cost. If a request limits the time per token, dra
 keep the limit. Extra rows, which a drafter adds to a step to make draft tokens for later steps, are taken if the tokens
 that they bring pay for these rows and for the draft tokens made from them.
 
-A caller that would slow another by more than its fair part is bounded (`outrider.engine.speculation.row_budget`): its
-draft tokens are left out first, even if a request fixes their number, then whole slots, the latest first. The step is
-then held for draft tokens of the bounding caller alone, if they are worth the wait to that caller.
+A caller that would slow another by more than its share is bounded (`outrider.engine.speculation.row_budget`): its draft
+tokens are left out first, even if a request fixes their number, then whole slots, the latest first. The step is then
+held for draft tokens of the bounding caller alone, if they are worth the wait to that caller.
 
 Exactness: what is verified of a slot depends on clocks, probabilities, distributions, and rows of earlier steps, never
 on the tokens that were drawn to be verified in this one. The size of a sampled tree of a requested shape may depend on
@@ -48,8 +48,8 @@ class VerifyDemand:
     """
 
     probs: Sequence[float] = ()
-    """Acceptance probability of each draft token that the step might verify, best first. If a tree's size may depend on
-    its sampled tokens: that of one draft token at each depth, from 1 on."""
+    """Acceptance probabilities of the draft tokens that the step might verify, best first. For a tree whose size may
+    depend on its sampled tokens, entry d - 1 is that of one draft token at depth d."""
     num_required: int = 0
     """If the request fixes the number of draft tokens: number of the slot's draft tokens to verify, whatever they cost.
     0 = the budget verifies those that pay."""
@@ -66,10 +66,10 @@ class VerifyDemand:
     """Number of extra rows that the slot's drafter would add to this step to make draft tokens for later steps. They
     are not verified."""
     extra_gain: float = 0.0
-    """Expected number of accepted tokens per step that come from the slot's extra rows."""
+    """Expected number of draft tokens per step that are made by the slot's extra rows and later accepted."""
     extra_cost_rows: int = 0
-    """Number of rows that the tokens of `extra_gain` must pay for: the extra rows, and the draft tokens that extra rows
-    of earlier steps made."""
+    """Number of rows whose cost is compared with `extra_gain`: the extra rows, plus the slot's candidates if extra rows
+    of earlier steps made all of them."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     """Caller, weight, priority and limits of the request."""
     ready_s: float = 0.0
@@ -98,14 +98,14 @@ class VerifyChoice(NamedTuple):
 
 
 _Demands = Mapping[int, VerifyDemand]
-"""Demands by index of the slot."""
+"""What the budget knows about each slot of a step, by the slot's index."""
 
 
 class _RowGroup(NamedTuple):
     """Rows of one slot that are taken together or not at all."""
 
     index: int
-    """Index of the slot among the step's demands."""
+    """Index of the slot in the argument `demands` of `VerifyBudget.choose`."""
     gain: float
     """Number of additional tokens that the step is expected to commit if it has these rows."""
     num_rows: int
@@ -115,7 +115,8 @@ class _Plan(NamedTuple):
     """The choice for a step in which no caller is bounded."""
 
     num_drafts: dict[int, int]
-    """Number of draft tokens to verify of each slot, by the slot's index among the step's demands."""
+    """Number of draft tokens to verify of each slot, by the slot's index in the argument `demands` of
+    `VerifyBudget.choose`."""
     has_optional_drafts: bool
     """Whether there are draft tokens that the budget may leave out."""
     is_worthwhile: bool
@@ -141,8 +142,8 @@ class VerifyBudget:
         """Record the cost of a step in which no prompt was prefilled.
 
         num_rows: number of the step's rows. num_tokens: number of tokens that the step committed. seconds: duration of
-        the step. between_s: seconds before the step since the previous step ended, or, if that was followed by a pause,
-        since this step could have begun.
+        the step. between_s: seconds before the step since the previous step ended, or, if this step did not follow it
+        at once, since this step could have begun.
         """
         self.cost.note(num_rows, seconds)
         self._callers.note(seconds, between_s)
@@ -161,7 +162,8 @@ class VerifyBudget:
 
         max_rows: maximum number of draft tokens and extra rows of all slots together. max_extra_rows: maximum sum of
         `extra_cost_rows` of the slots that get extra rows. absent: scheduling of requests whose slots are likely to be
-        ready soon; the step is kept so short that their callers get their part of the target's time.
+        ready soon; the step's rows are limited so that it ends in time for their callers to get their shares of the
+        target's time.
         """
         self._num_chosen += 1
         is_probe = self._num_chosen % PROBE_STEPS == 0
@@ -312,8 +314,8 @@ class VerifyBudget:
     # waiting
 
     def awaited(self, pending: Sequence[PendingDraft]) -> Sequence[PendingDraft]:
-        """Return those of the pending draft workers for which a step may wait: all of them, or, while steps are kept
-        short so that one caller gets its part of the target's time, the draft workers of that caller's slots.
+        """Return those of the pending draft workers for which a step may wait: all of them; or, if the last step's time
+        was limited so that one caller gets its share of the target's time, those of that caller's slots.
         """
         if self._callers.bounding is None:
             return pending

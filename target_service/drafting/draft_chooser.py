@@ -57,9 +57,9 @@ class DraftChooser:
 
         If the request fixes a number of draft tokens or a tree shape, these are the tokens of the first of the target's
         own drafters that has any; if none has, the delivered tokens. If it fixes neither, these are the tokens of the
-        drafter with the largest expected number of accepted tokens. They give way to the tokens that the request's
-        grammar forces, if those are more than their expected number of accepted tokens and at least as many as the
-        request fixes.
+        drafter with the largest expected number of accepted tokens. In either case, tokens that the request's grammar
+        forces are returned instead, if they are more than the accepted tokens that the others are expected to bring,
+        and not fewer than the request fixes.
         """
         if lease.beams is not None:
             return Candidates(lease, budget_items=lease.beams.budget_items(lease.slot, lease.first.acceptance))

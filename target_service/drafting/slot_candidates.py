@@ -23,8 +23,8 @@ class Candidates:
     """Draft tree of each drafter, in the order in which draws are tested; empty for a beam search."""
     budget_items: Sequence[BudgetItem] = ()
     """Draft tokens among which the budget chooses, best first unless the request fixes their number. A sampled chain
-    that is shorter than it could have been is filled up with items without a token, so that its length does not
-    influence the choice."""
+    that is shorter than it could have been is filled up to its maximum length with items for which nothing is verified:
+    its length may depend on its tokens, and must not influence how many the budget takes."""
     drafter: Drafter | None = None
     """One of the target's own drafters, if it makes its tokens only after the budget has chosen their number. None =
     all tokens are made already."""
@@ -45,7 +45,8 @@ class Candidates:
     def demand(self) -> VerifyDemand:
         """What the budget needs to know about the slot to choose how many of the candidates a step verifies.
 
-        It does not depend on which tokens were sampled: if it did, the choice would change the output's distribution.
+        It does not depend on which tokens were sampled. If it did, so would which of them are verified, and the output
+        would not have the target's distribution.
         """
         lease = self.lease
         shape = lease.speculation.tree

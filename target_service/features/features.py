@@ -39,7 +39,8 @@ MAX_KEPT_TOKENS = 512
 """Maximum number of a slot's tokens, without those of its last step, whose features are kept for draft workers that
 have not received them yet."""
 MAX_SUBSCRIPTIONS = 4096
-"""Maximum number of subscriptions. Above it, the oldest is dropped, and its draft worker has to subscribe again."""
+"""Maximum number of subscriptions in a target, each of a draft worker to the features of one slot in one lease. Above
+it, the oldest is dropped, and its draft worker has to subscribe again."""
 
 
 @dataclass(eq=False, slots=True)

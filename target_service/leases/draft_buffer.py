@@ -20,8 +20,9 @@ from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 from outrider.wire.requests.tree_shape import TreeShape
 
 NODE_BYTES = 256
-"""Bytes that the maximum size of draft buffers allows for one draft token, without its distribution. A delivery with a
-long path takes as many: 60 for ticket, epoch and position, and 10 for each node on the path to the token."""
+"""Bytes that the maximum size of draft buffers allows for one draft token, without its distribution: enough for a
+delivery of this token alone, with 60 bytes for ticket, epoch and position, and 10 for each of 19 nodes on the path to
+it."""
 
 
 def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
@@ -48,7 +49,7 @@ class BufferedToken:
 
     kind: NodeKind
     num_bytes: int
-    """Bytes of the token's share of its delivery: the delivery's bytes, divided by the number of its new tokens."""
+    """Bytes of the token's delivery, divided by the number of new tokens in it."""
     distribution: EncodedDistribution | None
     """Distribution that a sampled token was drawn from; None for other kinds."""
     step_len: int | None
@@ -96,8 +97,8 @@ class DraftBuffer:
         distributions = dict[int, EncodedDistribution]()
         """Distribution of the sampled children of a node, by the node's index in the delivery."""
         node_of = dict[int, int]()
-        """By a node's index in the delivery: its index in the buffer's tree. ROOT = the last committed token; ROOT - n
-        = the committed token n places before that one."""
+        """By a node's index in the delivery (ROOT for the token that the delivery follows): its index in the buffer's
+        tree. As a value ROOT is the slot's last committed token, and ROOT - n the committed token n before it."""
         if delivery.root_len <= len(committed):
             node_of[ROOT] = ROOT + delivery.root_len - len(committed)
         num_late = 0

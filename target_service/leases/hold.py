@@ -28,7 +28,7 @@ class PendingDraft(NamedTuple):
 
 
 class ExpectedArrival(NamedTuple):
-    """Time at which the next draft tokens of a draft worker are expected for a slot."""
+    """When the next draft tokens of a draft worker are expected for a slot, as monotonic time and as a delay."""
 
     until_s: float
     """Monotonic time, in seconds, after which these draft tokens are overdue."""

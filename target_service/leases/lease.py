@@ -205,14 +205,16 @@ class Lease:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the draft workers will deliver no more draft tokens for the next step."""
+        """Whether no more draft tokens are expected from the draft workers for the slot's next step. The lease itself
+        may go on.
+        """
         if self.beams is not None:
             return self.beams.drafts.is_ended
         return all(draft.buffer.is_ended for draft in self.drafts)
 
     def is_soon_ready(self, now: float) -> bool:
-        """Return whether the slot is likely to be ready soon. If so, the next step is kept so short that the slot's
-        caller gets its part of the target's time.
+        """Return whether the slot is likely to be ready soon. If so, the rows of other callers in the next step are
+        limited, so that it ends in time for the slot's caller to get its share of the target's time.
 
         It is likely if the slot was ready within the last DORMANT_S seconds, or if its prompt is being prefilled over
         several steps. now: monotonic time, in seconds.

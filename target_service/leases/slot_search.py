@@ -39,9 +39,9 @@ class SearchInput(NamedTuple):
 
     row: Row
     num_tail: int
-    """Number of the slot's committed tokens that are not cached yet; they come first in the row."""
+    """Number of the slot's committed tokens that are not cached yet. They are the first new tokens of `row`."""
     drafts: Sequence[int]
-    """Draft tokens, as nodes of the search's tree. They come last in the row."""
+    """Draft tokens, as nodes of the search's tree. They are the last new tokens of `row`."""
     depth: int
     """Number of levels of the search that the draft tokens in `drafts` cover."""
 
@@ -212,9 +212,9 @@ class BestTokens(NamedTuple):
     """The C likeliest tokens after each of a step's R rows, on the host."""
 
     ids: NDArray[np.int64]
-    """Token ids, best first, [R, C]."""
+    """Ids of the C likeliest tokens after each row, best first, [R, C]."""
     log_probs: NDArray[np.float32]
-    """Log-probs of the tokens in `ids`, in nats, [R, C]."""
+    """Log-probs (natural logarithms) of the C tokens in `ids` after each row, [R, C]."""
     are_finite: NDArray[np.bool_]
     """For each row, whether all its log-probs are finite, [R]."""
 

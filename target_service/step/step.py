@@ -9,9 +9,9 @@
 
 Exactness: under `rejection` no sampled token may influence what is verified. What is verified depends only on committed
 tokens, clocks, acceptance probabilities of ranks, and how many draft tokens might have arrived. `candidates`
-(`outrider.engine.speculation.candidates`) offers no sampled token for its value, the budget reads nothing but offers,
-and if several draft workers deliver, a late one is left out as a whole (`DraftChooser`). The outcome is enumerated by
-tests/unit/outrider/papers/test_merging.py.
+(`outrider.engine.speculation.candidates`) chooses no sampled token by its value, the budget reads nothing that depends
+on such values, and if several draft workers deliver, a late one is left out as a whole (`DraftChooser`). The outcome is
+enumerated by tests/unit/outrider/papers/test_merging.py.
 
 Runs on the engine thread.
 """

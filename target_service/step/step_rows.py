@@ -66,7 +66,8 @@ def walk(tree: DraftTree, next_id: Callable[[int], int]) -> Decided:
 
 
 class StepRows:
-    """Rows and draws of B proposals, as arrays over all of them.
+    """Rows and draws of B proposals, as arrays over all of them. A proposal's first row is after the last committed
+    token, and row 1 + i after its node i; a row's position is that of the token that it predicts.
 
     proposals with parents [-1, 0, 0] and [], the last two nodes drawn after node 0, committed lengths 10 and 7:
     starts [0, 4, 5], positions [10, 11, 12, 12, 7], draw_starts [0, 2, 2], draw_rows [1, 1], draw_indices [0, 1]

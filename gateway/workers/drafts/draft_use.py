@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from outrider.wire.requests.speculation import MIN_GAIN
 
 TRIAL = 16
-"""Length of a trial of a draft worker, in verdicts."""
+"""Number of verdicts in a trial of a draft worker. In a trial it drafts, and the gateway measures whether that pays."""
 TRIAL_PERIOD = 512
-"""Number of verdicts from the start of a trial that did not pay to the next trial. With 256, trials took 0.6 % of the
-speed of choices for which drafting does not pay."""
+"""Number of verdicts from the start of a draft worker's trial that did not pay to the start of its next trial. With
+256, trials took 0.6 % of the speed of choices for which drafting does not pay."""
 CARRIED = 0.75
-"""Share of a paying trial's token counts that is added to those of the next trial. The counts of 16 verdicts vary so
-much that, without the earlier counts, most trials would not pay even with a draft worker that adds half as many tokens
-as the target makes by itself."""
+"""Fraction of the token counts of a draft worker's trial that is added to those of its next trial, if the first one
+paid. The counts of 16 verdicts vary so much that, without the earlier counts, most trials would not pay even with a
+draft worker that adds half as many tokens as the target makes by itself."""
 
 
 @dataclass(slots=True)
@@ -24,25 +24,27 @@ class DraftUse:
 
     A draft worker is used in trials of TRIAL verdicts. A trial pays if its tokens are more than MIN_GAIN times those
     that the target made by itself. After such a trial the next begins at once. After a trial that did not pay, the
-    draft worker pauses until TRIAL_PERIOD verdicts have passed.
+    draft worker drafts nothing until TRIAL_PERIOD verdicts have passed since the begin of that trial.
 
         # 16 verdicts with 24 tokens, of which 8 were accepted draft tokens: 24 against 16, a gain of 1.5
     """
 
     num_verdicts: int = 0
-    """Number of verdicts since the last trial that paid."""
+    """Number of verdicts since the draft worker's last trial that paid, or since the first trial began."""
     num_added: float = 0.0
-    """Accepted draft tokens in this trial, plus the share carried from earlier trials."""
+    """Accepted draft tokens in the draft worker's present trial, plus CARRIED times the number after the previous trial
+    if that paid."""
     num_others: float = 0.0
-    """Tokens of this trial that the target made by itself, plus the share carried from earlier trials."""
+    """Tokens that the target made by itself in the draft worker's present trial, plus CARRIED times the number after
+    the previous trial if that paid."""
     had_drafts: bool = False
-    """Whether, in the last trial, draft tokens arrived in time, or the target skipped them because they would not pay.
-    """
+    """Whether, in the draft worker's last trial, draft tokens arrived in time, or the target skipped them because they
+    would not pay."""
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the draft worker drafts for the next verdict. It does for TRIAL verdicts of each TRIAL_PERIOD: such a
-        trial measures whether it pays.
+        """Whether the draft worker drafts for the next verdict. It does in a trial, i.e. for the first TRIAL of every
+        TRIAL_PERIOD verdicts.
         """
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 

@@ -81,7 +81,9 @@ class DemoRequests:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The outputs to one prompt: two by plain decoding and two with drafting."""
+    """The four outputs to one prompt: two by plain decoding and two with drafting, so that a change of the machine's
+    other load slows both ways alike.
+    """
 
     plain: tuple[DemoOutput, DemoOutput]
     drafted: tuple[DemoOutput, DemoOutput]
@@ -102,7 +104,7 @@ class Measurement:
     """All outputs that were measured for one way to draft."""
 
     pairs: list[Pair]
-    """The four outputs of each prompt."""
+    """One entry for each prompt: its two outputs by plain decoding and its two with drafting."""
 
     @property
     def speedup(self) -> float:

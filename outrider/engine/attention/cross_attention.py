@@ -246,7 +246,7 @@ class DecoderPositions:
     def __init__(self, decoder: nn.Module) -> None:
         module = getattr(decoder, "embed_positions", None)
         self.is_supported = isinstance(module, nn.Module)
-        """Whether the decoder has a module `embed_positions`."""
+        """Whether the decoder has a module `embed_positions`, on which alone these hooks can set positions."""
         self._position_ids: Tensor | None = None
         if isinstance(module, nn.Module):
             module.register_forward_pre_hook(self._add_positions, with_kwargs=True)
@@ -283,7 +283,7 @@ class DecoderDistances:
 
     def __init__(self, decoder: nn.Module) -> None:
         self.is_supported = False
-        """Whether the decoder has a bias by distance."""
+        """Whether the decoder's attention has a bias by distance, in which alone this hook can set distances."""
         self._distances: Tensor | None = None
         for module in decoder.modules():
             if getattr(module, "has_relative_attention_bias", False):

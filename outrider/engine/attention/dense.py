@@ -74,7 +74,8 @@ class TreeMasks:
 
         A mask is [B, 1, num_queries, kv_len] in `dtype`, to be added to the scores: 0 if a query attends to a key,
         otherwise the lowest number of the dtype. Returns one mask or, if the model has several types of layers, one
-        mask by type. Raises NotImplementedError, at the self-test, for a model that takes columns for positions.
+        mask by type. Raises NotImplementedError, at the self-test, for a model that takes the index of a column for the
+        position of its token, so that siblings in a tree cannot have one position.
         """
         if not self._needs_positions:
             raise NotImplementedError(f"{self._model_type} takes no positions")

@@ -51,8 +51,8 @@ class ForwardPath(Protocol):
         """Run the model over the rows' new tokens, and write their keys and values. Return the logits of each row's
         last `num_logits` tokens, [sum(num_logits), V] float32, in the order of the rows.
 
-        The caller has checked the rows and reserved blocks for them in their block tables. Raises InvalidRequest for a
-        token id outside the vocabulary. Called in inference mode, on the engine thread.
+        The rows must have been checked, and blocks for their new tokens reserved in their block tables. Raises
+        InvalidRequest for a token id outside the vocabulary. Called in inference mode, on the engine thread.
         """
 
 

@@ -92,8 +92,7 @@ class FusedShape:
     """For each layer, the name of the layer type whose rotary tables it uses. Empty if all layers share the same
     tables."""
     is_paired: bool = False
-    """Whether layer 0 reads a feature, given by the caller, together with each token's embedding, as in an EAGLE-3
-    head."""
+    """Whether layer 0 reads a feature together with each token's embedding, as in an EAGLE-3 head."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, body: Any, facts: ModelFacts) -> FusedShape:

@@ -44,7 +44,7 @@ class Inputs:
 
     def new_values(self) -> tuple[Array, dict[str, Array]]:
         """Return zeros for all buffers, on the host: one flat array, which is passed to `load`, and views of it by the
-        buffers' names. The caller fills the views.
+        buffers' names, through which it is filled.
         """
         flat = np.zeros(self._flat.numel(), dtype=np.uint8)
         views: dict[str, Array] = {}
@@ -53,7 +53,7 @@ class Inputs:
         return flat, views
 
     def load(self, flat: Array) -> None:
-        """Copy `flat`, the array that `new_values` returned and the caller filled, from the host into the buffers."""
+        """Copy `flat`, an array of `new_values` that has been filled, from the host into the buffers."""
         self._flat.copy_(to_device(flat, self._device), non_blocking=True)
 
 

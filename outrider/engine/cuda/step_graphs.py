@@ -112,9 +112,9 @@ def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | 
     """Return the shape with the fewest tokens into which the rows fit; None if there is none or its padding costs more
     than an eager step.
 
-    A row is padded with its own cached tokens. So no shape may be wider than the number of tokens, cached and new, of
-    the shortest row. Padding costs too much if the shape has more than twice as many tokens as the rows have new ones,
-    and more than FREE_TOKENS.
+    A row (sequence) with fewer new tokens than the shape has per row also feeds its last cached tokens again. So a
+    shape may not have more tokens per row than the shortest row has, cached and new together. Padding costs too much if
+    the shape has more than twice as many tokens as the rows have new ones, and more than FREE_TOKENS.
     """
     if not rows:
         return None

@@ -190,8 +190,8 @@ class TargetFiles:
         return scale
 
     def projection(self) -> Tensor:
-        """Return the target's lm_head [V, dt]; with tied weights this is the embedding. Raises `ConfigError` if its
-        files do not have it as one floating-point tensor.
+        """Return the weight of the target's lm_head, [V, dt]; with tied weights this is the embedding. Raises
+        `ConfigError` if the target's files do not have it as one floating-point tensor.
         """
         if self._is_tied and not any(f".{name}".endswith(PROJECTIONS) for name in self._weights.names):
             return self.embedding()

@@ -74,7 +74,8 @@ class LoadedHead:
     """Runner of the head's forwards, which holds the head's KV cache; None for heads without a cache. Its logits are
     `UNMAPPED` (-1e9) for token ids for which the lm_head has no row."""
     undecided: tuple[str, ...] = ()
-    """Names of boolean fields of the network's facts that the head's files do not state."""
+    """Names of boolean fields of `network.facts` that the head's files do not state. The wiring test finds out their
+    values."""
 
     @property
     def path(self) -> AnyHeadPath:

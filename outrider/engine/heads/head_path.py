@@ -30,7 +30,7 @@ class HeadPath(PagedPath):
 
     In a carry head each new token of a row has a feature. In a block head only a row's first C new tokens have
     features: these tokens are not fed, but their features are written into the cache at their positions. The tokens
-    after them are a block, which the caller removes from the block table after the forward. Rows request logits of the
+    after them are a block, which must be removed from the block table after the forward. Rows request logits of the
     block alone.
     """
 

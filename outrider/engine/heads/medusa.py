@@ -83,8 +83,9 @@ class MedusaHeads(HeadNetwork):
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """Return the logits [P, V] of the first head for P tokens of a text, from the third token on. `features` [T,
-        d]: the target's hidden states of the T tokens, after its final norm. The other arguments are not used.
+        """Return the logits [T - 1, V] of the first head along a text of T tokens. The first row predicts the text's
+        third token, the last row the token after the text. `features` [T, d]: the target's hidden states of the T
+        tokens, after its final norm. The other arguments are not used.
         """
         return self(features[:-1])[:, 0]
 

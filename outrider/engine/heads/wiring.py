@@ -93,8 +93,9 @@ class WiringScores:
 
     @property
     def best_other(self) -> Wiring | None:
-        """The best wiring among those that differ from the head's files, are predictive and score better than the
-        wiring in the files by more than chance; None if there is none.
+        """The best wiring, other than that in the head's files, with which the head predicts the target's tokens
+        (`is_predictive`) and does so better than with the wiring in the files, by more than chance; None if there is
+        none.
         """
         ours = self.configured.scores
         better = list[Wiring]()

@@ -85,7 +85,7 @@ def choose_path(
     model: PreTrainedModel, facts: ModelFacts, setting: str, batch_invariant: bool, supports_features: bool = False
 ) -> ModelRunner:
     """Return a runner of the model whose attention path passed the self-test. Its KV pool has the NUM_BLOCKS blocks of
-    the self-test; the caller replaces it.
+    the self-test and must be replaced.
 
     setting: `attention_path`, a key of FACTORIES, or "auto" for the first of them that works. batch_invariant: the
     setting of this name; True = only batch-invariant paths are tried. supports_features: whether heads may read the
@@ -209,7 +209,7 @@ def pack_weights(model: PreTrainedModel, runner: ModelRunner, reference: Referen
 def tree_refusal(runner: ModelRunner, reference: UncachedModel | ReferenceLogits) -> str | None:
     """Test draft trees on the runner. Return the reason why it cannot verify them, for the log; None if it can.
 
-    `runner.tree_refusal` is set to None for the test; the caller sets it to the result.
+    `runner.tree_refusal` is set to None for the test; the code that calls this must set it to the result.
     """
     if not isinstance(runner.path, TreePath):
         return "it has no attention of trees"
@@ -232,7 +232,7 @@ def features_refusal(runner: ModelRunner, reference: UncachedModel) -> str | Non
     """Test the hidden states that the runner gives to heads. Return the reason why heads cannot read them, for the log;
     None if they can.
 
-    `runner.features_refusal` is set to None for the test; the caller sets it to the result.
+    `runner.features_refusal` is set to None for the test; the code that calls this must set it to the result.
     """
     if not isinstance(runner.path, FeaturePath):
         return "it has no taps"

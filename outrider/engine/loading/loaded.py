@@ -119,7 +119,7 @@ def load_split(
     step_timeout: timedelta = STEP_TIMEOUT,
 ) -> tuple[ModelRunner, Team]:
     """Load a model split over this process (rank 0) and the processes of other ranks, test it and allocate its KV
-    cache. Return the runner, and the team of the other ranks, which the caller must close.
+    cache. Return the runner, and the team of the other ranks, which must be closed after use.
 
     on_lost: called once, from any thread, if another rank ends or the ranks may no longer be in the same step.
     ranks_folder: folder with the socket to which ranks that another process starts connect; None = this process starts

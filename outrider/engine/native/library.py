@@ -243,8 +243,8 @@ class NativeModel:
         return int(self._library.outrider_weight_bytes(self._handle))
 
     def storage(self, embedding: Tensor | None, keys: Tensor, values: Tensor, num_blocks: int) -> None:
-        """Use these contiguous tensors, which the caller keeps alive, as the model's embedding and as its storage of
-        keys and values.
+        """Use these contiguous tensors, which must stay alive, as the model's embedding and as its storage of keys and
+        values.
 
         embedding: [V, d] in the model's dtype; None if it has the same values as the packed lm_head. num_blocks: number
         of blocks of the storage, including the trash block.

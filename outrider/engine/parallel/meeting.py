@@ -25,8 +25,9 @@ _HEADER = struct.Struct("<I")  # bytes of the message that follows
 MEETING_TIMEOUT_S = 120.0
 """Maximum time in seconds in which the processes of all other ranks must start and connect to rank 0."""
 GRACE_S = 1.0
-"""Seconds that a rank waits when another rank has failed, before it acts. Rank 0 waits for the news that another rank's
-process has ended; a rank whose rank 0 is gone waits for its own end in good order."""
+"""Seconds that a rank waits when another rank has failed, before it acts. Rank 0 waits for the news that the other
+rank's process has ended, which explains the failure. Another rank, once rank 0's process has ended, waits for its own
+orderly end, then ends by force."""
 
 
 def make_meeting_place(folder: Path) -> Path:
@@ -120,8 +121,9 @@ def accept_followers(folder: Path, num_ranks: int, timeout_s: float) -> list[Fol
     """Listen, on rank 0, until the processes of all other ranks have connected. Return the connections in the order of
     the ranks.
 
-    timeout_s: maximum time in seconds until all have connected, and later for each part of a message on their command
-    connections. Raises Unavailable with the ranks that did not connect.
+    folder: where rank 0 creates the Unix socket. num_ranks: number of all ranks, rank 0 included. timeout_s: maximum
+    time in seconds until all have connected, and later for each wait for data on their command connections. Raises
+    Unavailable with the ranks that did not connect.
     """
     path = folder / SOCKET
     path.unlink(missing_ok=True)
@@ -163,13 +165,13 @@ def _close_all(lines: dict[tuple[int, str], MessageConnection]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RankZeroLines:
-    """Two connections to rank 0 of the process of a rank above 0."""
+    """The two connections that the process of a rank above 0 has to the process of rank 0."""
 
     commands: MessageConnection
     """Connection on which this rank, above 0, receives rank 0's commands."""
     life: MessageConnection
-    """Connection that closes when the process of rank 0 or of this rank, above 0, ends. Before this rank's process
-    ends, it sends the reason on it, if it can."""
+    """Connection that closes when either process ends. Before the process of the rank above 0 ends, it sends the reason
+    on it, if it can."""
 
     def send_ready(self) -> None:
         """Tell rank 0 that this rank is about to join the process group. Raises OSError."""

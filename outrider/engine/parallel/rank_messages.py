@@ -41,8 +41,9 @@ class RemoteTable:
 def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
     """Return the message that calls a forward over these rows.
 
-    with_past: whether a row with fewer new tokens than the widest is filled up to that number with its last cached
-    token ids, some of which the `dense` path feeds again.
+    with_past: whether a row with fewer new tokens than the row with the most also sends its last cached token ids, up
+    to that number. The `dense` path needs them: it aligns rows at their ends, and fills shorter ones by feeding cached
+    tokens again.
     """
     max_new = max((row.num_new for row in rows), default=0)
     block_size = 1

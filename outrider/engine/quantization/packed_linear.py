@@ -61,7 +61,7 @@ class PackedLinear(nn.Module):
     """Linear layer that replaces an nn.Linear or a Conv1D of transformers. It holds only the packed weight."""
 
     def __init__(self, plain: nn.Module, packed: Operators) -> None:
-        """Pack the weight of `plain`, which the caller releases. Raises torch's errors if it cannot be packed."""
+        """Pack the weight of `plain`, which can then be released. Raises torch's errors if it cannot be packed."""
         super().__init__()
         weight = _weight(plain)  # [N, K]
         self.out_features, self.in_features = weight.shape

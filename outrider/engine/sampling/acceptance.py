@@ -92,8 +92,9 @@ def accept_draw(
 class DrawTable:
     """Draft tokens that were drawn after N nodes, at most M after one node, in the order in which they are tested.
 
-    Example: after node 0 one drafter drew tokens a and b, after node 1 none was drawn. Then num_draws is [2, 0],
-    token_ids [[a, b], [?, ?]], and distributions [[(0, q)], []], since b was drawn from q without a.
+    Example: after node 0 one drafter drew tokens a and b, after node 1 none was drawn. Then num_draws is [2, 0] and
+    token_ids [[a, b], [?, ?]]. distributions is [[(0, q)], []]: a was drawn after node 0 from q; b, drawn from q
+    without a, needs no entry.
     """
 
     token_ids: NDArray[np.int64]
@@ -104,9 +105,9 @@ class DrawTable:
     num_draws: NDArray[np.int64]
     """Number of draft tokens that were drawn after each node, [N]."""
     distributions: Sequence[Sequence[tuple[int, TokenDistribution]]]
-    """distributions[t] lists (node, distribution) for the draft tokens that are tested after their nodes as the t-th,
-    from 0. A node is left out if its t-th draft token was drawn from the distribution of the one before, without that
-    token."""
+    """distributions[t] lists (node, distribution) for the draft tokens that are tested as the t-th after their nodes,
+    from 0. A node is left out if its t-th draft token was drawn without replacement, from the same distribution as its
+    draft token t - 1 but without that token."""
     lenience: NDArray[np.float64]
     """Lenience of each node's request, [N]."""
 

@@ -41,19 +41,19 @@ class Columns:
         self._num_output: Counter[int] = Counter()
         ids = sorted(self._prompt | params.logit_bias.keys())
         self._place = {token_id: place for place, token_id in enumerate(ids)}
-        """Index of each id among the edited columns."""
+        """Index of each id among the ids whose logits are edited."""
         self._edits = ColumnEdits(*self._columns_of(ids, self._num_output))
 
     def add_output(self, new_ids: Sequence[int]) -> None:
-        """Count new output tokens. Their ids become edited columns."""
+        """Count new output tokens. From now on, penalties edit the logits of their ids."""
         self._num_output.update(new_ids)
         self._edits = self._with(list(dict.fromkeys(new_ids)), self._num_output)
         for token_id in self._edits.ids[len(self._place) :].tolist():
             self._place[token_id] = len(self._place)
 
     def forget_output(self) -> None:
-        """Set the number of occurrences in the output to 0 for all ids. Ids that only the output contained stay edited
-        columns, with edits that change nothing.
+        """Set the number of occurrences in the output to 0 for all ids. Ids that only the output contained stay among
+        the edited ids, with edits that change nothing.
         """
         self._num_output.clear()
         self._edits = ColumnEdits(*self._columns_of(list(self._place), self._num_output))

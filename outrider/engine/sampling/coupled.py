@@ -195,7 +195,7 @@ def coupled_ids(log_probs: Tensor, params: Sequence[SamplingParams], positions: 
     [R] int64.
 
     params, positions: parameters of the row's request and position of the row, [R], from which its Gumbel numbers
-    follow. For a row without a finite log-prob the id is meaningless; the caller has to check for such rows.
+    follow. For a row without a finite log-prob the id is meaningless; check for such rows before.
     """
     return pick(log_probs, device_keys(params, positions, log_probs.device))
 

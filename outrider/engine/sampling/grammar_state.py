@@ -219,12 +219,13 @@ class _Place:
     """State of a grammar after some output tokens."""
 
     matcher: LLMatcher | None
-    """Matcher after these output tokens; None if the grammar does not allow them, or cannot be followed further."""
+    """Matcher after the output tokens of this state; None if the grammar does not allow them, or cannot be followed
+    further."""
     bits: MaskBits | None = None
     mask: Mask | None = None
     """The mask of `bits` with one bool per id; None until it is asked for."""
     failure: str | None = None
-    """Reason why the grammar cannot be followed beyond these output tokens; None if it can."""
+    """Reason why the grammar cannot be followed beyond the output tokens of this state; None if it can."""
 
 
 class GrammarState:

@@ -150,7 +150,8 @@ class TokenDistribution:
 
     vocab_size: int
     scores: Scores
-    """Log-probs up to a constant, [N] float32; -inf for no mass. None is far above 0, so that `weights` are finite."""
+    """Log-probs up to a constant, [N] float32; -inf for no mass. No score is far above 0, so that `weights` are finite.
+    """
     ids: Ids | None = None
     """Token ids of the entries, ascending, [N] int64; None if entry i is id i and N = vocab_size."""
 
@@ -172,7 +173,7 @@ class TokenDistribution:
         return float(self.weights[place]) / self.total
 
     def score(self, token_id: int) -> float:
-        """Return the score of one id; -inf if it has no entry."""
+        """Return the log-prob of one id, up to the constant of `scores`; -inf if the id has no entry."""
         place = self.index_of(token_id)
         if place is None:
             return -math.inf

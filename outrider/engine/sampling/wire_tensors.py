@@ -89,7 +89,8 @@ def _row(rows: Rows, index: int, vocab_size: int) -> Rows:
 def scatter(
     distributions: Sequence[tuple[int, TokenDistribution]], num_rows: int, vocab_size: int, device: torch.device
 ) -> Tensor:
-    """Return the scores of distributions as a tensor on `device`: [num_rows, V] float32, -inf elsewhere.
+    """Return the log-probs (up to a constant each) of distributions as a tensor on `device`: [num_rows, V] float32,
+    -inf elsewhere.
 
     distributions: pairs of the row of the tensor into which a distribution is written, and the distribution. Only the
     entries of sparse ones are copied to the device.

@@ -26,8 +26,8 @@ class BeamTree(CachedTree):
         """Node of each live beam's last token, best first; [ROOT] while the only beam has no token after ROOT."""
         self.active_at: dict[int, Sequence[int | None]] = {self.length: [ROOT]}
         """active_at[length][b]: node of the last token of live beam b at the time when beams had `length` tokens,
-        prompt included; None if no live beam continues that beam any more. Lengths go from `num_settled` to the present
-        one."""
+        prompt included; None if no live beam continues that beam any more. Lengths go from the number of tokens that
+        all live beams share (`num_settled`) to the present one."""
 
     @property
     def active_depth(self) -> int:

@@ -1,7 +1,7 @@
 """The draft tokens that drafters propose for a slot's step, and the order in which the step's budget takes them. Pure.
 
 A drafter proposes one `CandidateTree`. The budget takes or leaves each `BudgetItem`. `join` makes one draft tree of
-the offers that it took, and `outcomes` returns afterwards which drafters' tokens were tested. Called by the target.
+those that it took, and `outcomes` returns afterwards which drafters' tokens were tested. Called by the target.
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ class BudgetItem(NamedTuple):
     """Acceptance probability of the token."""
     nodes: tuple[tuple[int, int], ...]
     """For each drafter that proposes the token: (index of its candidate tree, node in that tree). Empty for an item
-    after the end of a sampled chain."""
+    that only fills a sampled chain up to its maximum length: it counts in the budget, and no token is verified for it.
+    """
 
 
 class MergedTree(NamedTuple):
-    """Draft tree of budget items, of one or several drafters."""
+    """Draft tree of the draft tokens that a step verifies, of one or several drafters."""
 
     tree: DraftTree
     nodes: Sequence[Mapping[int, int]]
@@ -74,7 +75,8 @@ class MergedTree(NamedTuple):
 
 
 def join(candidates: Sequence[CandidateTree], budget_items: Sequence[BudgetItem]) -> MergedTree:
-    """Return one draft tree of the given budget items, among which parents come before their children.
+    """Return one draft tree of the draft tokens that the budget took. Among `budget_items` parents come before their
+    children.
 
     chains [a, b] and [a, c] of two drafters: parents [-1, 0, 0], ids [a, b, c], nodes [{0: 0, 1: 1}, {0: 0, 1: 2}]
     """
@@ -101,9 +103,11 @@ def outcomes(
     accepted; None if none of its children was.
 
     ranks: for each drafter, in the order of the tests, its nodes of the tree with their ranks. path: the accepted
-    nodes. is_determined: whether draft tokens are accepted by matching the target's choice. The child that is accepted
-    ends the tests, so later drafters are left out. If is_determined, only an earlier drafter's child of rank 0 has this
-    effect, and a drafter whose own child of rank 0 repeats one is left out, too.
+    nodes. is_determined: whether a draft token is accepted if it equals the token that the target chose.
+
+    At a node a drafter is left out if an earlier drafter's child was accepted there, which ended the tests; if
+    is_determined, only if that child has rank 0. If is_determined, a drafter is also left out if its child of rank 0 is
+    an earlier drafter's child of rank 0, too.
 
         A proposes child 0 and B child 1, path [1]: (A, None), (B, 0). With path [0]: (A, 0) alone
     """

@@ -32,8 +32,8 @@ def remap(column: Mapping[int, T], new_index: Mapping[int, int]) -> dict[int, T]
 
 
 class DraftTree:
-    """Draft tree of N nodes, to which nodes are added. `reroot` renumbers the nodes. It returns their new indices, with
-    which callers renumber the values that they keep by node (`remap`).
+    """Draft tree of N nodes, to which nodes are added. `reroot` renumbers the nodes. It returns their new indices, by
+    which values that are kept by node must be renumbered (`remap`).
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,8 @@ class CachedTree(DraftTree):
         """Drop all nodes from `fed` but the given ones. Return the indices, in the previous `fed`, of the tokens that
         stay in the cache, ascending.
 
-        Nodes that were committed since they were fed stay in the cache, too, but leave `fed`; they come first.
+        In `fed`, ROOT stands for a node that was committed since it was fed, and GONE for one that was dropped since.
+        The committed ones stay in the cache, but leave `fed`; they come first.
 
             fed [ROOT, 0, GONE, 1], keep([1]): returns [0, 3], and fed is [1]
         """

@@ -87,11 +87,11 @@ def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
 def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
     """Add children (draft tokens) to one node of `tree`, from the distribution of the token after it.
 
-    Under greedy and `coupled` acceptance, the children are the likeliest ids to be accepted; the tree's plan limits how
-    many. Under `rejection` one child is drawn, without replacement, for each of `numbers`; then come recovery nodes, if
-    the plan has any. If the drafter is a table that knows one token only, that token becomes a deterministic child
-    instead. There are no children if the drafter knows nothing that follows, or if the grammar cannot be followed
-    further. Raises NonFiniteLogits.
+    Under greedy and `coupled` acceptance, the children are the likeliest ids to be accepted; `tree.plan`, the limits of
+    the tree's growth, says how many. Under `rejection` one child is drawn, without replacement, for each of `numbers`;
+    then come recovery nodes, if the tree has any. If the drafter is a table that knows one token only, that token
+    becomes a deterministic child instead. There are no children if the drafter knows nothing that follows, or if the
+    grammar cannot be followed further. Raises NonFiniteLogits.
 
     numbers: uniform numbers with which children are drawn, one for each; empty if none is drawn.
     """

@@ -46,7 +46,8 @@ class GrowthSetup:
     topk: int | None
     """Number of likeliest ids to which distributions are cut before a draw; None to keep them whole."""
     max_fed: int
-    """Maximum number of the slot's nodes in the cache, not counting those that the request fixes."""
+    """Maximum number of the slot's nodes in the cache. Nodes that the request fixes, by a number of draft tokens or a
+    tree shape, are fed even beyond it."""
     eos_token_ids: Sequence[int]
 
 
@@ -75,7 +76,8 @@ class Growth(CachedTree, ABC):
         """Nodes, or ROOT, after which no more draft tokens grow, and of which the target has not been told yet. The
         code that sends deliveries empties the list."""
         self.is_end_known = False
-        """Whether the end of growth was noted in `ended`, so that the target stops waiting for draft tokens."""
+        """Whether the target has been told, or will be with the next delivery, that no more draft tokens grow in the
+        slot for now, so that no step waits for any."""
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         new_index = super().reroot(node, dropped)
@@ -136,7 +138,9 @@ class Growth(CachedTree, ABC):
         """Return at most max_num nodes that are worth feeding, as (acceptance probability, node), the best first."""
 
     def number_keys(self, node: int) -> Sequence[NumberKey]:
-        """Return the keys of the uniform numbers with which tokens are sampled after a node, one per token."""
+        """Return the keys of the uniform numbers with which draft tokens are sampled after a node: one for each draft
+        token that is sampled there, none if they are deterministic.
+        """
         return ()
 
     @abstractmethod
@@ -148,8 +152,8 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def finish_step(self) -> None:
-        """End a step, after all of its nodes were extended. A tree of a fixed shape is marked as complete here, and a
-        beam search gets its next levels.
+        """End a step, after all of its nodes were extended. If a tree of a fixed shape is complete, its end is noted in
+        `ended`; a beam search gets its next levels.
         """
 
     @abstractmethod
@@ -210,16 +214,17 @@ class RowsAhead(Protocol):
         """Discard the look-ahead rows of the previous step."""
 
     def candidates(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
-        """Predict the tokens after a node that may be fed in this step. Yield (probability that the token becomes a
-        node and is accepted, look-ahead row) for each, as long as the tree would feed nodes there.
+        """Predict the tokens that follow a node, one after the other, for look-ahead rows of this step. Yield for each
+        (probability that the token becomes a node and is accepted, number of its look-ahead row). End before the first
+        token that the tree would not feed as a node.
         """
 
     def mark(self, node: int) -> None:
-        """Mark a look-ahead row that `candidates` yielded as one to feed in this step."""
+        """Choose a look-ahead row that `candidates` yielded to be fed in this step. node: its number."""
 
     def behind(self, nodes: Sequence[int]) -> list[RowAhead]:
-        """Return the marked look-ahead rows that follow these nodes. `note_fed` takes the distributions after them in
-        the same order.
+        """Return the look-ahead rows that are to be fed after these nodes, i.e. for which `mark` was called. `note_fed`
+        takes the distributions after them in the same order.
         """
 
     def note_fed(self, distributions: Sequence[NodeDistribution]) -> None:

@@ -19,7 +19,7 @@ CANDIDATES = 1 << 16
 slot. It is larger than the number of children that a draft worker draws after a node."""
 
 Place = tuple[int, ...]
-"""Place of a node in a tree: ranks of the nodes on the path from the root to it, its own rank last; () for the root."""
+"""Ranks of the nodes on the path from the root to a node, its own rank last; () for the root."""
 
 
 class TreePlan:
@@ -45,8 +45,8 @@ class TreePlan:
         self.has_keys = not self._is_narrow and not params.is_deterministic and not is_block_drafter
         """Whether nodes get recovery nodes as children."""
         self.places: Mapping[Place, int] = {}
-        """Number of children that the request fixes, by the ranks on the path from the root to their parent; empty if
-        the request fixes none."""
+        """Number of children of each node that has children in the tree shape or chain that the request fixes. A node
+        is given by the ranks on the path from the root to it. Empty if the request fixes neither."""
         if speculation.tree is not None and supports_trees:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:  # a chain of 3: {(): 1, (0,): 1, (0, 0): 1}

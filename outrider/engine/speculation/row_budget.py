@@ -1,11 +1,11 @@
-"""Divides a worker's steps between callers, by weight, where one of them would slow another by more than its part.
+"""Divides a worker's steps between callers, by weight, where one of them would slow another by more than its share.
 
 A caller that has the worker to itself would gain a number of tokens a second. When it shares the worker, it must gain
-at least its part of that number: its weight over the sum of all weights, i.e. half for each of two equal callers. If
+at least its share of that number: its weight over the sum of all weights, i.e. half for each of two equal callers. If
 the step with the most tokens a second over all callers leaves one of them less, the step is bounded: its time is
-limited so that every caller gets its part, and its rows are dealt one unit after the other, each to the caller with the
-fewest rows so far, divided by its weight. Other rows wait for the next step. There is always room for every caller's
-part, since a step of many rows takes no longer than several steps with the same number of rows in all.
+limited so that every caller gets its share, and its rows are dealt one `BudgetUnit` after the other, each to the caller
+with the fewest rows so far, divided by its weight. Other rows wait for the next step. There is always room for every
+caller's share, since a step of many rows takes no longer than several steps with the same number of rows in all.
 
 The number of rows of a bounded step is learnt from the time that earlier ones took. Of the steps that a caller bounds,
 one in ALONE_EVERY has that caller's rows only, to measure the time of such a step. Used by both workers' budgets.
@@ -21,8 +21,8 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.scheduling import VirtualTokens
 
 ALONE_EVERY = 4
-"""Number of steps, shortened for the sake of one caller, of which one has that caller's rows only. That one measures
-how fast the caller would run alone."""
+"""If steps are limited so that one caller gets its share of the worker, one in so many of them has that caller's rows
+only. It measures how fast the caller would run alone."""
 _WEIGHT = 0.25
 """Weight of a step in the moving means of this module."""
 _OUTLIER = 4.0
@@ -41,9 +41,9 @@ class BudgetUnit(NamedTuple, Generic[Item]):
 
 
 class RowBudget(Generic[Item]):
-    """Division of a worker's steps between callers. Each caller gets at least a part of the tokens a second that the
-    caller would get with the worker to itself: its weight over the sum of all weights. `deal` chooses the rows of a
-    step, `note` records how long the step took.
+    """Division of a worker's steps between callers. Each caller gets at least its share (its weight over the sum of all
+    weights) of the tokens a second that it would get with the worker to itself. `deal` chooses the rows of a step,
+    `note` records how long the step took.
     """
 
     def __init__(self, cost: RowCost) -> None:
@@ -53,7 +53,8 @@ class RowBudget(Generic[Item]):
         """By caller: mean seconds of an undisturbed step with its rows only. Only callers that may bound steps have an
         entry."""
         self.bounding: bytes | None = None
-        """Caller whose part limits the duration of the step that was dealt last; None if that step is not limited."""
+        """Caller for whose sake `deal` limited the time of the last step, so that it gets its share of the worker's
+        tokens a second; None if `deal` limited nothing."""
         self._num_rows = 1.0
         """Number of rows of a bounded step."""
         self._num_since_alone = ALONE_EVERY
@@ -68,18 +69,19 @@ class RowBudget(Generic[Item]):
         step: Iterable[tuple[bytes, float, int]],
         alone: Callable[[bytes], Iterable[BudgetUnit[Item]]],
     ) -> list[Item] | None:
-        """Choose the units of the next step if it has to be shorter than `step`, and return their items. Return None if
-        `step` can run as it is. A step has to be shorter if it would give a caller fewer tokens a second than the
-        caller's part: the tokens a second that the caller would have alone, times its weight over the sum of weights.
+        """Choose the rows of the next step if it has to be shorter than `step`, and return the field `item` of each
+        chosen `BudgetUnit` (rows that a step takes together or not at all). Return None if `step` can run as it is. A
+        step has to be shorter if a caller would get fewer tokens a second than its share (its weight over the sum of
+        weights) of those that it would have alone.
 
         weights: weights of all callers that share the worker. step: the step without a limit, as (caller, expected
-        tokens, number of rows). alone: function that returns the units of the step that a caller would run alone, in
-        the order in which they are taken. An empty result means that the caller has no rows now but soon will, and
-        counts as one row.
+        tokens, number of rows). alone: function that returns the `BudgetUnit`s of the step that a caller would run
+        alone, in the order in which they are taken. An empty result means that the caller has no rows now but soon
+        will, and counts as one row.
 
         Example: A has 1 row and B 31, with equal weights; a step of 1 row takes 8 ms, one of 32 rows 20 ms. A would
-        gain 1 token in 20 ms, and its part is half of 1 token in 8 ms. So the step is limited to 16 ms: A's row, and as
-        many of B's as fit.
+        gain 1 token in 20 ms, and its share is half of 1 token in 8 ms. So the step is limited to 16 ms: A's row, and
+        as many of B's as fit.
         """
         self._alone = None
         self._max_step_s = None
@@ -131,7 +133,7 @@ class RowBudget(Generic[Item]):
     def _stepping(
         self, units: dict[bytes, deque[BudgetUnit[Item]]], bounding: bytes
     ) -> tuple[dict[bytes, deque[BudgetUnit[Item]]], int]:
-        """Return the units that are dealt, by caller, and their maximum number of rows."""
+        """Return the `BudgetUnit`s to choose from, by caller, and the maximum number of rows to take."""
         self._num_since_alone += 1
         if bounding not in units or self._num_since_alone < ALONE_EVERY:
             return units, round(self._num_rows)

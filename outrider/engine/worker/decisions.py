@@ -85,7 +85,7 @@ class SlotState(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Preempt:
     """Decision to preempt a slot, i.e. to free its cache blocks for other slots. After it is applied the scheduler
-    plans again, because only then is the number of free blocks known.
+    decides again about the step, because only then is the number of free blocks known.
     """
 
     key: SlotKey
@@ -94,7 +94,7 @@ class Preempt:
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Decision to give cache blocks to a slot that holds none, because it is new or was preempted. The slot first
-    adopts its tokens' longest prefix in the prefix cache. A second decision of the same plan runs, prefills or skips
+    adopts its tokens' longest prefix in the prefix cache. A second decision about the same step runs, prefills or skips
     the slot.
     """
 

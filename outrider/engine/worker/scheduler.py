@@ -98,7 +98,9 @@ class StepScheduler:
 
     @property
     def num_starved(self) -> int:
-        """Number of slots that, in the last call of `schedule`, were preempted or had to wait for cache blocks."""
+        """Number of slots for which there were too few KV blocks in the last call of `schedule`: they were preempted or
+        had to wait.
+        """
         return self._num_starved
 
     def schedule(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> ScheduledStep:

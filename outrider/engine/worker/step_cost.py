@@ -56,9 +56,9 @@ class StepCost:
             self._token_s = _mean(self._token_s, max(added_s, min_s))
 
     def needs_probe(self, num_decode_tokens: int) -> bool:
-        """Return whether the next step should run without prompt tokens, to measure a decode step with about this many
-        tokens. That is so if none was measured yet, or not during the last `PROBE_STEPS` such steps with prompt tokens.
-        It is never so before a step with prompt tokens was measured.
+        """Return whether the next step should run without prompt tokens, to measure how long decoding about this many
+        tokens takes. That is so if it was never measured, or if the last `PROBE_STEPS` steps with about as many decode
+        tokens all had prompt tokens, too. It is never so before a step with prompt tokens was measured.
         """
         if self._alone_token_s is None and self._token_s is None:
             return False  # no prompt token has been measured yet: a probe would not give a budget

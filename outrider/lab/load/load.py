@@ -77,11 +77,11 @@ class RequestOutcome:
     """Times and outcome of one request. The times are readings of the monotonic clock, in seconds."""
 
     sent_s: float
-    """Time at which the request was sent."""
+    """Monotonic time, in seconds, at which the request was sent."""
     first_s: float | None
-    """Time at which the first token arrived; None = no token arrived."""
+    """Monotonic time, in seconds, at which the first token arrived; None = no token arrived."""
     ended_s: float
-    """Time at which the stream of the reply ended."""
+    """Monotonic time, in seconds, at which the stream of the reply ended."""
     status: int
     """HTTP status of the reply; 0 = no reply arrived."""
     retry_after: str | None

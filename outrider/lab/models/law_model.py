@@ -37,7 +37,8 @@ class _Sequence:
         self.num_cached = 0
         self.num_before = len(prompt) - len(self.ids)
         """Number of prompt tokens minus that of the decoder's start ids if an encoder reads the prompt, otherwise 0.
-        Added to an index in `ids`, it gives the index in prompt and output."""
+        The token at index i of `ids`, the decoder's own sequence, has index i + num_before in the sequence of prompt
+        and output."""
         self._table = runner.pool.new_table()
         self._source: EncoderSource | None = None
         if start:

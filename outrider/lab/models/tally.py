@@ -109,24 +109,25 @@ class Tally:
     """Temperatures of the draft at which alpha is measured. The first is the target's temperature."""
     leniences: Sequence[float] = ()
     alpha: list[list[float]] = field(default_factory=list)
-    """alpha[i][j]: acceptance probability under the rejection rule, for prompt i at its j-th token with a proposal."""
+    """alpha[i][j]: acceptance probability under the rejection rule, in the output to prompt i, at the j-th of its
+    tokens for which the drafter has a proposal."""
     bound: list[list[float]] = field(default_factory=list)
-    """bound[i][j]: lower bound of the acceptance probability under the coupled rule, for prompt i at its j-th token
-    with a proposal."""
+    """bound[i][j]: lower bound of the acceptance probability under the coupled rule, in the output to prompt i, at the
+    j-th of its tokens for which the drafter has a proposal."""
     coupled: list[list[float]] = field(default_factory=list)
-    """coupled[i][j]: 1 if the coupled rule accepts the draft token, otherwise 0, for prompt i at its j-th token with a
-    proposal."""
+    """coupled[i][j]: 1 if the coupled rule accepts the draft token, otherwise 0, in the output to prompt i, at the j-th
+    of its tokens for which the drafter has a proposal."""
     greedy: list[list[float]] = field(default_factory=list)
-    """greedy[i][j]: 1 if draft and target have the same most likely token, otherwise 0, for prompt i at its j-th token
-    with a proposal."""
+    """greedy[i][j]: 1 if draft and target have the same most likely token, otherwise 0, in the output to prompt i, at
+    the j-th of its tokens for which the drafter has a proposal."""
     drafted: list[list[float]] = field(default_factory=list)
     """drafted[i][j]: 1 if the drafter proposes a token for prompt i at output position j, otherwise 0."""
     at_temperature: list[list[list[float]]] = field(init=False)
-    """at_temperature[t][i][j]: acceptance probability under the rejection rule with the draft at temperatures[t], for
-    prompt i at its j-th token with a proposal."""
+    """at_temperature[t][i][j]: acceptance probability under the rejection rule with the draft at temperatures[t], in
+    the output to prompt i, at the j-th of its tokens for which the drafter has a proposal."""
     lenient: list[list[list[float]]] = field(init=False)
-    """lenient[n][i][j]: acceptance probability with the lenience leniences[n], for prompt i at its j-th token with a
-    proposal."""
+    """lenient[n][i][j]: acceptance probability with the lenience leniences[n], in the output to prompt i, at the j-th
+    of its tokens for which the drafter has a proposal."""
 
     def __post_init__(self) -> None:
         self.at_temperature = [[] for _ in self.temperatures]

@@ -36,7 +36,9 @@ def operations(alpha: float, k: int, c: float) -> float:
 
 
 def best_k(alpha: float, c: float, max_k: int) -> int:
-    """Return the k from 0 to `max_k` with the largest `improvement`. If several are equally good, return the
-    smallest.
+    """Return the k from 0 to `max_k` with the largest `improvement`, the speed relative to plain decoding. If several
+    are equally good, return the smallest.
+
+    alpha: probability that a draft token is accepted. c: time of a draft token divided by the time of a target step.
     """
     return max(range(max_k + 1), key=lambda k: (improvement(alpha, k, c), -k))

@@ -1,8 +1,8 @@
 """`Health`: whether requests may be sent to a peer. The gateway has one per worker, and one per route from a draft to
 a target.
 
-The method is Finagle's failure accrual: several failures in a row mark the peer as down. After a pause one request is
-sent to it as a probe. This module does no I/O.
+The method is Finagle's failure accrual: several failures in a row mark the peer as down. After a pause one request, the
+trial request, is sent to it. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ class CallOutcome(Enum):
     REFUSED = 5
     """The peer failed, broke a rule of the protocol, or ended the stream. Three in a row mark the peer as down."""
     LOST = _DOWN
-    """The peer, a worker, made no step for so long that it counts as hung. A single one marks the peer as down."""
+    """The request was given up because the peer, a worker, hung: it had work and made no step for too long. A single
+    one marks the peer as down."""
 
 
 FIRST_PAUSE_S = 0.5
-"""Seconds from the moment at which a peer is marked as down until the first probe. A probe is a request that is sent to
-find out whether the peer works again."""
+"""Maximum seconds after a peer was marked as down until it may get the first trial request, which shows whether it
+works again."""
 MAX_PAUSE_S = 15.0
-"""Maximum seconds between two probes of a peer that is down. The pause doubles after every probe that fails, up to this
-value."""
+"""Maximum pause in seconds before the next trial request to a peer that is down. The pause doubles after every trial
+request that fails, up to this value."""
 ALONE_S = 1.0
-"""Seconds after the start of a pause from which a peer that is down may be probed by a request that no other peer can
-take, even if the pause lasts longer."""
+"""Seconds after a peer was marked as down, or its last trial request began or failed, from which a request that no
+other peer can take may be the next trial request, even if the pause lasts longer."""
 
 
 class Health:
     """Health of one peer. `note` records how requests to it ended, and `is_usable` says whether another request may be
-    sent to it. While the peer is down, single requests are sent as probes after growing pauses.
+    sent to it. While the peer is down, single trial requests are sent to it, after pauses that grow until one succeeds.
 
     Only one event loop may use it.
     """
@@ -61,43 +62,44 @@ class Health:
         self._weight = 0
         """Sum of the weights of failures in a row."""
         self._probe: object | None = None
-        """The request that was sent as a probe since the last pause began; None = none was."""
+        """The trial request that runs; None = none does."""
         self._pause_s = FIRST_PAUSE_S
         self._pause_start_s = 0.0
         """Monotonic time at which the last pause began, in seconds."""
         self._pause_end_s = 0.0
-        """Monotonic time from which a probe may be sent, in seconds."""
+        """Monotonic time, in seconds, from which a trial request may be sent."""
 
     @property
     def is_usable(self) -> bool:
         """Whether a request may be sent to the peer now. That is so if the peer is up, or if it is down and the pause
-        before the next probe is over.
+        before the next trial request is over.
         """
         return not self.is_down or self._clock() >= self._pause_end_s
 
     @property
     def is_usable_alone(self) -> bool:
-        """Whether a request that no other peer can take may be sent to the peer now: if the peer is up, if the pause is
-        over, or if ALONE_S seconds have passed since the pause began. If the peer is down, this request is a probe.
+        """Whether a request that no other peer can take may be sent to the peer now: if the peer is up, or if it is
+        down and the pause before the next trial request is over or began at least ALONE_S seconds ago.
         """
         return self.is_usable or self._clock() >= self._pause_start_s + ALONE_S
 
     def allows(self, request: object) -> bool:
         """Return whether a request that already runs on the peer may continue there. It may if the peer is up, or if
-        this request is the probe.
+        this request is the trial request that shows whether the peer works again.
         """
         return not self.is_down or self._probe is request
 
     def begin(self, request: object) -> None:
-        """Record that a request is sent to the peer. If the peer is down, this request is the probe, and the pause
-        before the next probe begins at once.
+        """Record that a request is sent to the peer. If the peer is down, this is the trial request that shows whether
+        it works again, and the pause before the next one begins at once.
         """
         if self.is_down:
             self._pause(request)
 
     def note(self, outcome: CallOutcome) -> None:
         """Record how a request to the peer ended. If the peer is down, a success marks it as up again. If it is down
-        and a probe runs, a failure of any request ends the probe and doubles the pause.
+        and a trial request runs, the failure of any request to it counts as that of the trial request, and doubles the
+        pause before the next one.
         """
         if outcome is CallOutcome.OK:
             self.is_down = False
@@ -114,7 +116,9 @@ class Health:
             self._pause(None)
 
     def restarted(self) -> None:
-        """Record that the peer's process was restarted. A peer that is down may then be probed at once."""
+        """Record that the peer's process was restarted. If the peer is down, a trial request may then be sent to it at
+        once.
+        """
         self._pause_end_s = self._clock()
 
     def _pause(self, probe: object | None) -> None:

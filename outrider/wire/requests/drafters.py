@@ -164,8 +164,8 @@ class Drafter(StrEnum):
 
     @property
     def reads_text(self) -> bool:
-        """Whether this drafter counts tokens in a text file. The worker that runs it must then be started with
-        `drafter_text`.
+        """Whether this drafter drafts from counts of tokens, or of pairs of tokens, in a text file. The worker that
+        runs it must then be started with `drafter_text`.
         """
         return self in (Drafter.UNIGRAM, Drafter.BIGRAM)
 

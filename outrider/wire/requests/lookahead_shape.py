@@ -13,7 +13,7 @@ FORM = "W,N,G, such as 5,4,5: a window of 5 columns, n-grams of 4 tokens, 5 of t
 """Description of the text that the setting `lookahead` takes ("W,N,G"), for errors and documents."""
 _NUMBERS = re.compile(r"([0-9]{1,2}),([0-9]{1,2}),([0-9]{1,2})")
 _MIN_NGRAM = 3
-"""Minimum number of tokens of an n-gram. With two, a column would only have the level of the text itself, whose
+"""Minimum number of tokens of an n-gram. With two, a column would only have the depth of the text itself, whose
 continuation is known."""
 
 

@@ -71,7 +71,7 @@ def share_cores(
     """Divide the cores of a machine among workers. Return the cores of each worker, by its name.
 
     A worker whose settings have `cpu_cores` gets the cores of that setting. Any other worker that runs on the CPU gets
-    a share of the remaining cores. Any other worker that runs on a GPU gets None, which means that it is not pinned.
+    some of the remaining cores. Any other worker that runs on a GPU gets None, which means that it is not pinned.
     workers: (role, settings) by worker name. on_cpu: names of the workers that run on the CPU. offered: the cores of
     the machine. Raises ConfigError if `cpu_cores` names a core that is not in `offered`.
     """

@@ -175,8 +175,8 @@ def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence
     from environment variables.
 
     name: name of this section of the user's settings, for errors. other_names: names that the section may have besides
-    settings of `cls`; the caller has removed them from `values`, and the error on an unknown name lists them too.
-    Raises ConfigError.
+    settings of `cls`; `values` must not have them any more, and the error on an unknown name lists them too. Raises
+    ConfigError.
     """
     given = mapping(name, values)
     unknown = sorted(set(given) - set(cls.model_fields))

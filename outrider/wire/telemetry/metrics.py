@@ -20,7 +20,7 @@ from outrider.wire.kinds import TokenKind
 from outrider.wire.telemetry.log import num_dropped_lines
 
 WINDOW_S = 60
-"""Length in seconds of the time window over which `spec_acceptance_rate` is computed."""
+"""Number of past seconds over which `spec_acceptance_rate` is computed."""
 
 
 class AcceptanceWindow:
@@ -111,8 +111,8 @@ PLAIN_REASONS = ("off", "end", "no_draft", "busy", "none_parked", "nothing", "do
 off = the request or the gateway turned drafting off. end = the output would end before a draft token could be accepted.
 no_draft = no draft worker is connected. busy = no draft worker has a free slot. none_parked = the slot's draft buffer
 was empty. nothing = the target's own drafters had nothing to propose. does_not_pay = verifying draft tokens, or waiting
-for them, would have taken longer than they save, or the draft worker pauses for that reason. refused = the delivered
-draft tokens broke a rule of the protocol."""
+for them, would have taken longer than they save, or the draft worker drafts nothing until its next trial for that
+reason. refused = the delivered draft tokens broke a rule of the protocol."""
 
 FEATURE_FATES = ("sent", "dropped", "received")
 """Values of the label `fate` of features: sent = sent by the target, dropped = dropped by the target because the draft
@@ -172,8 +172,8 @@ class GatewayMetrics:
         )
         """Counter of verified draft tokens by position in the round, from 0. All nodes of a tree at one depth count as
         one token. rate(spec_accepted_per_position_total{position="0"}[5m]) /
-        rate(spec_drafted_per_position_total{position="0"}[5m]) is the fraction of them that was accepted; at a later
-        position, together with all before them."""
+        rate(spec_drafted_per_position_total{position="0"}[5m]) is the fraction of those at position 0 that was
+        accepted; at a later position n, the fraction that was accepted together with all tokens before n."""
         self.accepted_per_position = Counter(
             "spec_accepted_per_position", "Draft tokens accepted, by position.", [*_PAIR, "position"], registry=r
         )

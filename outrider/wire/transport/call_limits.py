@@ -1,5 +1,6 @@
 """Limits of a server's calls: how many calls of a kind may be open, and how many messages may be received at once, in
-all and per caller. `serving` installs `LimitInterceptor`; the gateway's gRPC API uses the limits for its own calls.
+all and per peer. A peer is a host or, with TLS, a host with the role that its certificate names. `serving` installs
+`LimitInterceptor`; the gateway's gRPC API uses the limits for its own calls.
 
 Once gRPC starts to read a message it receives all of it, and keeps the bytes in memory until the rest has arrived.
 Therefore unary calls are served here as streams of one message, which is read only when the limits allow it.
@@ -22,10 +23,10 @@ from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded, Requ
 from outrider.wire.transport.rpc import abort
 
 MAX_MESSAGES = 16
-"""Maximum number of unary calls whose messages a server receives at the same time. A single caller may have a quarter
-of them. Further calls wait."""
+"""Maximum number of unary calls whose messages a server receives at the same time. The calls of one host may take a
+quarter of them. Further calls wait."""
 MAX_WAITING = 256
-"""Maximum number of open unary calls of one caller whose message has not arrived yet. Further calls are refused."""
+"""Maximum number of open unary calls of one host whose message has not arrived yet. Further calls are refused."""
 MESSAGE_TIMEOUT_S = 10.0
 """Maximum seconds from the start of a unary call until its request message has arrived, including the time for which
 MAX_MESSAGES makes the call wait."""
@@ -34,8 +35,8 @@ MAX_DELIVERY_STREAMS = 256
 refused. A single host may have a quarter of them. Each may hold one message of the maximum size in the target's
 memory."""
 MAX_WATCHING_CALLS = 16
-"""Maximum number of open calls that watch a server's health or list its services. A single caller may have a quarter of
-them."""
+"""Maximum number of open calls that watch a server's health or list its services. One host may have a quarter of them.
+"""
 RETRY_S = 1.0
 """Seconds after which a client should try a refused call again. The error has this number as `retry-after`."""
 
@@ -43,8 +44,8 @@ _END: Any = getattr(grpc.aio, "EOF")  # noqa: B009  # the stubs lack it
 
 
 class CallLimits:
-    """Limits on the number of open calls of one kind: at most `total` of all callers, and at most `share` of one
-    caller. Calls beyond either limit are refused.
+    """Limits on the number of open calls of one kind: at most `total` in all, and at most `share` for one value of
+    `caller`, which stands for who calls, such as a host. Calls beyond either limit are refused.
 
     kind: the kind of calls, for the error's text, such as "streams bring proposals". It has no lock, so use it on one
     event loop only.
@@ -55,11 +56,13 @@ class CallLimits:
         self._total = total
         self._share = share
         self._num_open: Counter[str] = Counter()
-        """Number of open calls by caller."""
+        """Number of open calls by the value of `caller`."""
 
     @contextmanager
     def one(self, caller: str) -> Iterator[None]:
-        """Context manager: count an open call of `caller` during the block. Raises Overloaded if a limit is reached."""
+        """Context manager: count an open call during the block. caller: who calls, such as a host. Raises Overloaded if
+        a limit is reached.
+        """
         total = self._num_open.total()
         own = self._num_open[caller]
         if total >= self._total or own >= self._share:
@@ -78,8 +81,9 @@ class CallLimits:
 
 
 class CallQueue:
-    """Limits on the number of running calls: at most `total` of all callers, and at most `share` of one caller. Calls
-    beyond either limit wait; the calls of one caller run in the order in which they arrived.
+    """Limits on the number of running calls: at most `total` in all, and at most `share` for one value of `caller`,
+    which stands for who calls, such as a host. Calls beyond either limit wait; those with the same `caller` run in the
+    order in which they arrived.
 
     waiting: limits on the number of calls that run or wait. Calls beyond these are refused.
     """
@@ -92,8 +96,8 @@ class CallQueue:
 
     @asynccontextmanager
     async def one(self, caller: str) -> AsyncIterator[None]:
-        """Context manager: wait until `caller` may run another call, and count that call during the block. Raises
-        Overloaded if too many calls wait.
+        """Context manager: wait until another call of `caller` (who calls, such as a host) may run, and count it during
+        the block. Raises Overloaded if too many calls wait.
         """
         own = self._by_caller.get(caller) or asyncio.Semaphore(self._share)
         self._by_caller[caller] = own
@@ -115,7 +119,9 @@ def _caller_of(context: Any) -> str:
 
 
 class LimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Interceptor that limits the open calls of a server, in all and per caller, before it reads a call's message."""
+    """Interceptor that limits the open calls of a server, in all and per calling host (with TLS, per host and role),
+    before it reads a call's message.
+    """
 
     def __init__(self) -> None:
         looking = CallLimits("calls watch health or ask for services", MAX_WATCHING_CALLS, MAX_WATCHING_CALLS // 4)

@@ -45,9 +45,9 @@ class SparseDistributions:
     support_sizes: tuple[int, ...]
     """Number of tokens of each distribution."""
     ids: bytes
-    """Token ids as bytes: int32 [sum(support_sizes)], little-endian."""
+    """Token ids of all distributions, one after the other, as bytes: int32 [sum(support_sizes)], little-endian."""
     log_probs: bytes
-    """Log-probs of these tokens as bytes: float32 [sum(support_sizes)], little-endian."""
+    """Log-probs of the tokens in `ids`, in the same order, as bytes: float32 [sum(support_sizes)], little-endian."""
 
 
 Rows = DenseDistributions | SparseDistributions

@@ -47,8 +47,8 @@ class HangWatch:
 
     def __init__(self, min_silence_s: float, max_silence_s: float, now: float) -> None:
         """min_silence_s: seconds that any step may take. max_silence_s: maximum seconds of a step, even if it is
-        smaller than min_silence_s, and the limit while no step of the worker is known. now: time at which the stream
-        began.
+        smaller than min_silence_s, and the limit while no step of the worker is known. now: monotonic time, in seconds,
+        at which the stream began.
         """
         self._min_silence_s = min_silence_s
         self._max_silence_s = max_silence_s
@@ -56,7 +56,7 @@ class HangWatch:
         self._num_steps: int | None = None
         """Number of steps that the worker has made, by its last report; None = there was no report yet."""
         self._last_step_s = now
-        """Time at which the worker last made a step or had no work."""
+        """Monotonic time, in seconds, at which the worker last made a step or had no work."""
 
     def note_step(self, num_steps: int, longest_step_s: float, now: float) -> None:
         """Record a report of the worker at time `now`. num_steps: number of steps that it has made since its start.
@@ -83,5 +83,7 @@ class HangWatch:
         return now - max(self._last_step_s, last_reply_s)
 
     def is_hung(self, last_reply_s: float, now: float) -> bool:
-        """Return whether the worker counts as hung at time `now`. last_reply_s: time of the worker's last reply."""
+        """Return whether the worker counts as hung at `now`. last_reply_s, now: monotonic times, in seconds, of the
+        worker's last reply and of this call.
+        """
         return self.silent_s(last_reply_s, now) >= self.limit_s

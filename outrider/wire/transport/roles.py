@@ -1,6 +1,6 @@
 """`Role`, the part of the system that a peer's certificate names, and the table of the methods that each role may call.
 
-Servers with TLS check the role of every caller (`RoleInterceptor`). Without TLS every peer may call every method.
+Servers with TLS check the role of every client (`RoleInterceptor`). Without TLS every peer may call every method.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DOMAIN = "outrider.internal"
 class Role(Enum):
     """A part of the system, such as the gateway. With TLS, a process shows a certificate that names its role.
 
-    A certificate names the role in two ways. A server checks the `uri` in the certificate of its caller. A caller
+    A certificate names the role in two ways. A server checks the `uri` in the certificate of its client. A client
     checks the `host_name` in the certificate of the server, in place of the server's real address.
     """
 
@@ -34,12 +34,12 @@ class Role(Enum):
 
     @property
     def uri(self) -> str:
-        """URI that stands for the role in a certificate. Servers check it."""
+        """URI that stands for the role in a client's certificate. The server checks it."""
         return f"{_PREFIX}{self.value}"
 
     @property
     def host_name(self) -> str:
-        """Host name that stands for the role in a certificate. Callers check it."""
+        """Host name that stands for the role in a server's certificate. The client that connects checks it."""
         return f"{self.value}.{_DOMAIN}"
 
 
@@ -64,9 +64,9 @@ _FOR_ANY_CERTIFICATE = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
 def check_may_call(method: str, uris: Iterable[str]) -> None:
-    """Raise Forbidden unless the caller's role may call a method.
+    """Raise Forbidden unless the client's role may call a method.
 
-    method: path of the method, "/package.Service/Method". uris: the URIs in the caller's certificate, one of which
+    method: path of the method, "/package.Service/Method". uris: the URIs in the client's certificate, one of which
     names its role.
     """
     if method.startswith(_FOR_ANY_CERTIFICATE):
@@ -86,8 +86,8 @@ def _sorted_names(roles: Iterable[Role]) -> list[str]:
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Interceptor of a server whose callers must show a certificate. Before each call it checks that the role in the
-    caller's certificate may make the call.
+    """Interceptor of a server whose clients must show a certificate. Before each call it checks that the role in the
+    client's certificate may make the call.
     """
 
     async def intercept_service(

@@ -58,7 +58,7 @@ async def start_server(
     Raises ConfigError if it cannot listen there.
 
     port: 0 = take a free port. max_message_bytes: maximum bytes of a received message. certificates: None = no TLS. If
-    the folder has a role, callers must show a certificate, and may call only what their role allows; without a role,
+    the folder has a role, clients must show a certificate, and may call only what their role allows; without a role,
     the server is for users. window_bytes: number of bytes of a message that may arrive before the servicer begins to
     read it. max_control_bytes: maximum bytes of a message on a Control stream; None = only max_message_bytes limits it.
     """
@@ -166,8 +166,8 @@ class ServerThread:
         """Set the server's health to NOT_SERVING, wait at most `grace_s` seconds until open calls have ended, and end
         server, event loop and thread.
 
-        closing: coroutine function that is awaited before the wait and ends open streams. None = streams that their
-        callers leave open make the wait last for all of `grace_s`.
+        closing: coroutine function that is awaited before the wait and ends open streams. None = streams that clients
+        leave open make the wait last for all of `grace_s`.
         """
 
         async def shut() -> None:

@@ -81,7 +81,7 @@ class CertificateFolder:
         self._setting = setting
         self._lock = threading.Lock()
         self.needs_client_certificates = role is not None or (self._path / CA).exists()
-        """Whether callers must show a certificate. The value does not change while the process runs."""
+        """Whether clients must show a certificate. The value does not change while the process runs."""
         self._stamp, self._certificates = self._read_at_start()
         self._failure: str | None = None
         """Why the files with the state `_stamp` could not be used; None = they are in use."""
