@@ -94,7 +94,7 @@ class Fleet:
         self._members: dict[str, PoolMember] = {}
         self._ending: list[PoolMember] = []
         self._not_before_s: dict[str, float] = {}
-        """Time before which no worker of a pool is started, by pool name."""
+        """Monotonic time, in seconds, before which no worker of a pool is started, by pool name."""
         self._counted_at_s = 0.0
         self._published = registry_pb2.WorkerList(epoch=secrets.randbits(64) | 1)
         self._has_started = False

@@ -144,14 +144,14 @@ class OutputTimings:
     """
 
     total_s: float = 0.0
-    """Time from the previous verdict to this round's verdict; in the first round of a lease, from the begin of the
+    """Seconds from the previous verdict to this round's verdict; in the first round of a lease, from the begin of the
     lease."""
     deliver_s: float = 0.0
-    """Time for which the target held its step to wait for draft tokens."""
+    """Seconds for which the target held the round's step to wait for draft tokens."""
     verify_s: float = 0.0
-    """Time that the round's step spent in the target's queue, in the forward, and in deciding what is accepted."""
+    """Seconds that the round's step spent in the target's queue, in the forward, and in deciding what is accepted."""
     overhead_s: float = 0.0
-    """The rest of `total_s`, such as the network and the gateway."""
+    """Remaining seconds of `total_s`, such as those of the network and the gateway."""
 
 
 def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:

@@ -16,9 +16,8 @@ T = TypeVar("T")
 Steps = Generator[Part | None, None, T]
 """Type of a generator that parses an output while the output grows, and whose result has the type T.
 
-It yields each part of the output that it has found, and None where it has to wait for more text. Its caller is such a
-generator, too, and yields the same by `yield from`: `is_call = yield from cursor.matches("{")`.
-"""
+It yields each part of the output that it has found, and None where it has to wait for more text. The code that runs it
+is such a generator, too, and yields the same by `yield from`: `is_call = yield from cursor.matches("{")`."""
 
 MAX_SPACE = 256
 """Maximum number of white space characters between two words of a call's fixed texts, such as `<calls>` and `[`."""

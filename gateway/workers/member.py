@@ -244,8 +244,8 @@ _DRAFTERS = {drafter.value: drafter for drafter in Drafter}
 
 
 class DraftMember(Member):
-    """A draft worker, with its pairing checks, the health of its deliveries and how many tokens it adds for each
-    caller.
+    """A draft worker, with its pairing checks, the health of its deliveries, and how many of its draft tokens were
+    accepted for each caller.
     """
 
     def __init__(self, spec: MemberSpec, link: WorkerLink) -> None:
