@@ -216,10 +216,10 @@ class FollowerActor:
         threading.Thread(target=self._follow, args=arguments, name="follower", daemon=True).start()
 
     def _follow(self, folder: Path, rank: int, cpu_cores: str | None) -> None:
-        from outrider.engine.loading.follower import follow
+        from outrider.engine.loading.rank_process import run_rank
 
         try:
-            follow(folder, rank, cpu_cores, lambda: None)
+            run_rank(folder, rank, cpu_cores, lambda: None)
         except Exception:
             log.exception("rank %d of the target ended", rank)
         # Also when the target has ended well: it may start again. Whoever stops both kills them for good.

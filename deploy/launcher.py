@@ -97,7 +97,7 @@ class Launcher:
 
     def _check_models(self) -> None:
         """Raise ConfigError, before Ray starts, if a model's path does not exist."""
-        needed: Sequence[Pool] = self._config.targets
+        needed: Sequence[Pool] = self._config.target_pools
         if self._needs_drafts:
             needed = self._config.pools
         for pool in needed:
@@ -164,7 +164,7 @@ class Launcher:
             waited_s = time.monotonic() - started_s
             pools: Sequence[Pool] = self._config.pools
             if waited_s >= drafts_limit_s:
-                pools = self._config.targets
+                pools = self._config.target_pools
             try:
                 return self._placements(pools, cluster)
             except ConfigError as error:

@@ -197,7 +197,7 @@ class SequentialDrafter(MaskDrafter):
     def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
         super().__init__(feeder, shape)
         path = feeder.runner.path
-        assert isinstance(path, HeadPath) and isinstance(path.head, DFlashHead), "a head of this family"
+        assert isinstance(path, HeadPath) and isinstance(path.head, DFlashHead), "a head of this kind"
         assert path.head.markov_head is not None, "a sequential head"
         self._path = path
         self._head = path.head

@@ -217,7 +217,7 @@ class RequestRecords:
             span = self._spans.begin(operation, caller, started_ns, server=True)
         place: TraceParent | None = None
         if span is not None:
-            place = span.place
+            place = span.context
         record = RequestRecord(request_id, operation, place, spans=self._spans, metrics=self._metrics)
         trace_id: str | None = None
         if (in_trace := place or caller) is not None:

@@ -34,7 +34,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.sampling_defaults import usable_defaults
-from outrider.wire.requests.speculation import MAX_DRAFTS
+from outrider.wire.requests.speculation import MAX_DRAFT_WORKERS
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.log import get_logger
 from outrider.wire.telemetry.metrics import GatewayMetrics
@@ -206,7 +206,7 @@ class ServedModel:
         `(None,)` means that one draft worker drafts, of any pool.
         """
         if self.drafter_for(request).needs_pools and self.draft_pools:
-            return self.draft_pools[:MAX_DRAFTS]
+            return self.draft_pools[:MAX_DRAFT_WORKERS]
         return (None,)
 
     # who may serve

@@ -130,15 +130,15 @@ class FeatureStream:
         self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 
     def _put_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
-        token_bytes = len(data) // num_tokens
-        part_len = max(1, PART_BYTES // token_bytes)
+        feature_bytes = len(data) // num_tokens
+        part_len = max(1, PART_BYTES // feature_bytes)
         for first in range(0, num_tokens, part_len):
-            part = data[first * token_bytes : (first + part_len) * token_bytes]
+            part = data[first * feature_bytes : (first + part_len) * feature_bytes]
             chunk = tpb.FeatureChunk(
                 ticket=subscription.ticket,
                 target_epoch=self._epoch,
                 start=start + first,
-                num_tokens=len(part) // token_bytes,
+                num_tokens=len(part) // feature_bytes,
                 data=part,
                 request_id=subscription.request_id,
             )

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.engine.heads.families import MEDUSA
 from outrider.engine.heads.head_loader import LoadedHead, load_head
+from outrider.engine.heads.kinds import MEDUSA
 from outrider.engine.heads.wiring import ProbeStates, judge, probe_ids, score_head, taps_to_probe
 from outrider.engine.host_copy import to_host
 from outrider.engine.model_runner import ModelRunner

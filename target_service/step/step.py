@@ -214,7 +214,7 @@ class Step:
                 slot.last_request_s = now  # it is not dormant
             else:
                 chosen[slot.key] = found, choice
-                requests[slot.key] = StepRequest(Need.STEP, found.num_after(choice))
+                requests[slot.key] = StepRequest(Need.RUN, found.num_after(choice))
         for lease in running:
             if lease.slot.key not in requests and needs_prefill(lease.slot):
                 requests[lease.slot.key] = StepRequest(Need.PREFILL, len(lease.slot.committed))

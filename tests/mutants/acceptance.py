@@ -1,4 +1,4 @@
-"""MatrixName drafts are kept, what replaces the first that is not, and where the answer is cut."""
+"""Which drafts are kept, what replaces the first that is not, and where the answer is cut."""
 
 from tests.mutants import Mutant
 from tests.mutants.operators import always, argument, call, comparison, display, drop, operation

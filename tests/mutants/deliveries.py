@@ -61,7 +61,7 @@ DELIVERIES = (
     ),
     Mutant(
         f"{TREE}.number_keys",
-        read("first_candidate", to="0"),
+        read("first_sample_index", to="0"),
         "two drafts of one answer draw with the same numbers",
         GROWTH,
     ),

@@ -96,7 +96,7 @@ SAMPLING = (
     ),
     Mutant(
         f"{SAMPLING_ROOM}:host_uniforms",
-        drop("candidates"),
+        drop("sample_indices"),
         "siblings of a tree are kept or rejected by one number",
         NOISE,
     ),

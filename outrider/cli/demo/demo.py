@@ -66,7 +66,7 @@ def demo(
             f"about a minute, {REFERENCE_TIMEOUT_S / 60:g} at most"
         )
         with reporting(notes, "comparing"):
-            comparison = compare(settings.targets[0].worker.model, max_tokens, REPETITION_PENALTY, answers, stop)
+            comparison = compare(settings.target_pools[0].worker.model, max_tokens, REPETITION_PENALTY, answers, stop)
         report(shown, measured, comparison)
         console.print(f"{time.perf_counter() - began:.0f} s in all")
         if comparison.differences:

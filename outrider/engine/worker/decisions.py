@@ -17,7 +17,7 @@ from outrider.wire.requests.scheduling import Scheduling
 class Need(Enum):
     """Work that a slot needs from the worker's next forward."""
 
-    STEP = auto()
+    RUN = auto()
     """A verify or decode of the slot or, in a draft worker, the feeding of its draft tokens."""
     PREFILL = auto()
     """A prefill of the slot's uncached tokens; nothing else is ready to run for the slot."""
@@ -65,7 +65,7 @@ class SlotState(NamedTuple):
     @property
     def is_waiting(self) -> bool:
         """Whether the slot waits to be admitted or prefilled."""
-        if self.want is Need.STEP:
+        if self.want is Need.RUN:
             return bool(not self.num_blocks or self.num_to_feed)
         return self.want is Need.PREFILL and bool(self.num_to_feed)
 

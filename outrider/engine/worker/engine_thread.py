@@ -29,7 +29,7 @@ MAX_CONSECUTIVE_FAULTS = 3
 it."""
 LOADING_GRACE_S = 5.0
 """Seconds that `EngineThread.start` gives a load to raise its own, more precise error after `fail` was called."""
-MEMORY_S = 300.0
+PERIOD_S = 300.0
 """Seconds of a period; `StepTimes` remembers the longest step of the current period and of the one before."""
 
 
@@ -60,9 +60,9 @@ class StepTimes:
         """Record a step that did some work and took `seconds`."""
         now = self._clock()
         elapsed_s = now - self._since_s
-        if elapsed_s >= MEMORY_S:
+        if elapsed_s >= PERIOD_S:
             longest_before_s = self._longest_s
-            if elapsed_s >= 2 * MEMORY_S:
+            if elapsed_s >= 2 * PERIOD_S:
                 longest_before_s = 0.0
             self._longest_before_s = longest_before_s
             self._longest_s = 0.0

@@ -14,7 +14,7 @@ COUNTS = [0]
 
 
 def take_otherwise(self, job):
-    """MatrixName are lost goes by their number alone, never by what was drawn."""
+    """Which are lost goes by their number alone, never by what was drawn."""
     COUNTS[0] += 1
     if COUNTS[0] % 2:
         take(self, job)

@@ -82,7 +82,7 @@ def heads() -> MedusaHeads:
         width=WIDTH,
         vocab_size=VOCAB_SIZE,
         draft_vocab_size=VOCAB_SIZE,
-        shares_projection=False,
+        shares_lm_head=False,
     )
     heads = MedusaHeads(facts)
     return heads.eval().requires_grad_(False)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import read_dflash
-from outrider.engine.heads.families import DSPARK, family_of
 from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.kinds import DSPARK, kind_of
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.step_plan import Row
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, MASK, RANK, BlockHead
@@ -89,7 +89,7 @@ def made(case: Case, target_folder: str) -> BlockHead:
 
 def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     files = Checkpoint(made(case, target_folder).write(folder, case.config, **CONFIDENCE))
-    assert family_of(files) is DSPARK
+    assert kind_of(files) is DSPARK
     return read_dflash(files, TargetFiles(target_folder), is_dspark=True)
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import read_eagle3
-from outrider.engine.heads.families import EAGLE3, MEDUSA
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import LoadedHead, load_head
+from outrider.engine.heads.kinds import EAGLE3, MEDUSA
 from outrider.engine.heads.wiring import ProbeStates, score_head, taps_to_probe, text_logits
 from outrider.wire.settings.config import DraftConfig
 from tests.random_heads import random_medusa
