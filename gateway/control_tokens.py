@@ -17,7 +17,7 @@ from typing import Any
 from gateway.confined.template_shape import Message
 from gateway.text_trie import trie_pattern
 
-MARK_DIGITS = 16
+SEPARATOR_DIGITS = 16
 """Number of random digits of the separator that is inserted into control tokens of users' texts, so many that nobody
 can guess it. Only digits are safe: templates may change the case of letters, and JSON escapes other characters."""
 WORDS = frozenset({"role", "type"})
@@ -43,7 +43,7 @@ class ControlTokens:
                 self._begins.add(text[:size])
                 self._ends.add(text[size:])
 
-    def places_within(self, text: str) -> list[int]:
+    def positions_within(self, text: str) -> list[int]:
         """Return for each control token in the text the position after its first character, in ascending order.
 
         # "ab<eos>": [3]
@@ -52,22 +52,22 @@ class ControlTokens:
             return []
         return [match.start() + 1 for match in self._pattern.finditer(text)]
 
-    def places(self, text: str) -> list[int]:
+    def positions(self, text: str) -> list[int]:
         """Return the positions, ascending, at which to cut a text so that neither the text alone nor the text together
         with the template's text around it spells a control token.
 
-        These are the positions of `places_within`. If the text ends with the beginning of a control token, it is also
-        cut after that token's first character. If the text begins with the end of one, it is also cut at 0.
+        These are the positions of `positions_within`. If the text ends with the beginning of a control token, it is
+        also cut after that token's first character. If the text begins with the end of one, it is also cut at 0.
 
             # "os>ab<e": [0, 6]
         """
-        places = set(self.places_within(text))
+        positions = set(self.positions_within(text))
         for at in range(max(0, len(text) - self._max_chars), len(text)):
             if text[at:] in self._begins:
-                places.add(at + 1)
+                positions.add(at + 1)
         if text and self._may_begin_inside(text):
-            places.add(0)
-        return sorted(places)
+            positions.add(0)
+        return sorted(positions)
 
     def _may_begin_inside(self, text: str) -> bool:
         if len(text) < self._max_chars and text in self._joined:
@@ -75,7 +75,7 @@ class ControlTokens:
         return any(text[:size] in self._ends for size in range(1, self._max_chars))
 
 
-class ContentMarks:
+class ControlTokenSplitter:
     """Inserts a separator, a random number, into the control tokens that a request's texts spell.
 
     The rendered chat is cut at the separators before it is tokenised. Each control token is then in two pieces, which
@@ -84,8 +84,8 @@ class ContentMarks:
 
     def __init__(self, tokens: ControlTokens) -> None:
         self._tokens = tokens
-        self.mark = f"{secrets.randbelow(10**MARK_DIGITS):0{MARK_DIGITS}d}"
-        self.num_marks = 0
+        self.separator = f"{secrets.randbelow(10**SEPARATOR_DIGITS):0{SEPARATOR_DIGITS}d}"
+        self.num_separators = 0
 
     def message(self, message: Message) -> Message:
         """Return a copy of the message in which a random number, the separator, is inserted into each control token
@@ -109,13 +109,13 @@ class ContentMarks:
         """Return copies of tools or documents in which a random number, the separator, is inserted into each control
         token that their texts spell, so that the token is later read as text.
         """
-        return list(map(self._marked, values))
+        return list(map(self._split, values))
 
-    def _marked(self, value: Any) -> Any:
+    def _split(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, list | tuple):
-            return list(map(self._marked, value))
+            return list(map(self._split, value))
         if isinstance(value, dict):
             return {self._word(name): self._field(name, child) for name, child in value.items()}
         return value
@@ -125,7 +125,7 @@ class ContentMarks:
             return self._word(value)
         if isinstance(value, str) and name == "arguments":
             return self._arguments(value)
-        return self._marked(value)
+        return self._split(value)
 
     def _arguments(self, text: str) -> str:
         # A call's arguments are JSON, in which a control token may be written with escapes.
@@ -133,24 +133,24 @@ class ContentMarks:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return self._text(text)
-        num_before = self.num_marks
-        marked = self._marked(value)
-        if self.num_marks == num_before:
+        num_before = self.num_separators
+        split = self._split(value)
+        if self.num_separators == num_before:
             return text
-        return json.dumps(marked, ensure_ascii=False)
+        return json.dumps(split, ensure_ascii=False)
 
     def _word(self, text: str) -> str:
-        return self._cut(text, self._tokens.places_within(text))
+        return self._cut(text, self._tokens.positions_within(text))
 
     def _text(self, text: str) -> str:
-        return self._cut(text, self._tokens.places(text))
+        return self._cut(text, self._tokens.positions(text))
 
-    def _cut(self, text: str, places: list[int]) -> str:
+    def _cut(self, text: str, positions: list[int]) -> str:
         parts: list[str] = []
         begin = 0
-        for place in places:
-            parts += [text[begin:place], self.mark]
-            begin = place
-            self.num_marks += 1
+        for position in positions:
+            parts += [text[begin:position], self.separator]
+            begin = position
+            self.num_separators += 1
         parts.append(text[begin:])
         return "".join(parts)
