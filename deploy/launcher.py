@@ -141,7 +141,7 @@ class Launcher:
             self._end(fleet)
             raise
         except BaseException:  # workers of an earlier launcher go on serving gateways
-            fleet.end_all(keeps_adopted=True)
+            fleet.end_all(keeps_taken_over=True)
             raise
         self._end(fleet)
 
@@ -217,7 +217,7 @@ class Launcher:
     def _tick(self, fleet: Fleet) -> None:
         changed = fleet.tick(self._registry.reports())
         if changed is not None:
-            self._registry.publish(changed)
+            self._registry.send_membership(changed)
 
     def _end(self, fleet: Fleet) -> None:
         """Drain the workers for at most their drain_timeout_s, and end them."""
@@ -226,7 +226,7 @@ class Launcher:
             notice_s = NOTICE_S
         changed = fleet.drain_all(notice_s)
         if changed is not None:
-            self._registry.publish(changed)
+            self._registry.send_membership(changed)
         limit_s = max(pool.worker.drain_timeout_s for pool in self._config.pools)
         deadline_s = time.monotonic() + limit_s
         while (
