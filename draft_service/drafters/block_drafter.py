@@ -98,12 +98,12 @@ def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tens
 
         # counts [3, 2]: the first slot has rows 0 to 2 of each output, the second slot rows 3 and 4
     """
-    parts = [own_parts(rows, counts) for rows in outputs]
+    parts = [split_rows(rows, counts) for rows in outputs]
     for draft_slot, *block in zip(slots, *parts, strict=True):
         draft_slot.block = Block(*block)
 
 
-def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+def split_rows(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
     """Split the rows of a tensor into consecutive pieces: piece i has counts[i] rows. Several pieces are copies, so
     that one does not keep the memory of the others alive.
     """
