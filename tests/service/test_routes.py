@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.admission.admission import Admission
 from gateway.admission.prompts import INLINE_CHARS
 from gateway.api.app import create_app
-from gateway.api.schemas.other_parameters import TODAY
+from gateway.api.schemas.other_parameters import REPLACEMENTS
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from tests.service.scripted_generator import (
@@ -311,7 +311,7 @@ REFUSED = [
     ),
     ({"prompt": "x", "structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"prompt": "x", "structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
-    *(({"prompt": "x", name: {}}, name) for name in TODAY),
+    *(({"prompt": "x", name: {}}, name) for name in REPLACEMENTS),
     ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
 ]
 
