@@ -337,7 +337,7 @@ class ServedModel:
             return None
         return self.targets[name]
 
-    async def place_target(self, request: object, key: bytes, avoid: str | None = None) -> TargetMember:
+    async def place_target(self, choice: object, key: bytes, avoid: str | None = None) -> TargetMember:
         """Wait until a target is usable, and count a choice as placed on it.
 
         request: any object that stands for the choice. key: digest of the beginning of its prompt, from `prefix_key`.
@@ -348,7 +348,7 @@ class ServedModel:
         while True:
             member = self.choose_target(key, avoid)
             if member is not None:
-                member.attach(request)
+                member.attach(choice)
                 return member
             if self.removed or time.monotonic() >= give_up_s:
                 raise Unavailable(self.reason() or "every target is failing; try again later", retry_after_s=1.0)

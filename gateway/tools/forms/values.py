@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.tools.cursor import Steps
+from gateway.tools.cursor import Parsing
 from gateway.tools.forms.form import CallText
 from gateway.tools.parts import Arguments
 
@@ -122,19 +122,19 @@ def _parsed(text: str) -> Any:
     return value
 
 
-def converted(call: CallText, steps: Steps[None], schema: Any) -> Steps[None]:
+def converted(call: CallText, parsing: Parsing[None], schema: Any) -> Parsing[None]:
     """Generator, for `yield from`: read a value in quotes, and yield it as `call`'s arguments in a type of its schema.
 
-    `steps`: yields the value as one JSON string, in pieces. If `schema` allows strings, the pieces are passed on. If
+    `parsing`: yields the value as one JSON string, in pieces. If `schema` allows strings, the pieces are passed on. If
     not, the text in the quotes is yielded once it is complete, as the value that it stands for: 3 for "3".
     """
     # "3" in quotes is 3 for an integer
     types = types_of(schema)
     if not types or STRING in types:
-        yield from steps
+        yield from parsing
         return
     text = ""
-    for part in steps:
+    for part in parsing:
         if part is None:
             yield None
         elif isinstance(part, Arguments):
