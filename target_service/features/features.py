@@ -162,12 +162,12 @@ class Features:
         token_ids: the text. taps: layers whose hidden states are returned.
         """
         try:
-            hidden, best_ids = self.see(token_ids, taps)
+            hidden, best_ids = self.forward_text(token_ids, taps)
         except (OutriderError, RuntimeError) as failure:
             raise Unavailable(f"the target cannot run the probe now: {failure}") from None
         return tpb.ProbeReply(taps=_as_bytes(hidden), best_ids=best_ids.tolist())
 
-    def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def forward_text(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run a forward over a text of T tokens that belongs to no slot. Return the text's hidden states at the layers
         `taps`, [T, len(taps), hidden size], and the likeliest id after each token, [T] int64.
 

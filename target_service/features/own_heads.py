@@ -109,7 +109,7 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
     _reserve_memory(runner, loaded, config.heads)
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
     taps = taps_to_probe(loaded.projection.spec.taps, loaded.num_layers)
-    states, best_ids = features.see(ids, taps)  # [T, taps, hidden], [T]
+    states, best_ids = features.forward_text(ids, taps)  # [T, taps, hidden], [T]
     by_tap = dict[int, Tensor]()
     for index, tap in enumerate(taps):
         by_tap[tap] = states[:, index].cpu()  # [T, hidden]

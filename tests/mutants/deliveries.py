@@ -150,13 +150,13 @@ DELIVERIES = (
         BUFFERED,
     ),
     Mutant(
-        "target_service:DeliveredDrafts.arrived",
+        "target_service:SlotDraftWorker.arrived",
         call("pop", to="_ if root_len == max(self.starved_since_s, default=0) else None"),
         "a target that is faster than its draft never learns how long it would have to wait",
         TIMES,
     ),
     Mutant(
-        "target_service:DeliveredDrafts.arrived",
+        "target_service:SlotDraftWorker.arrived",
         drop("is_active"),
         "a draft that was late once is never waited for again",
         (*TIMES, *STEPS),
