@@ -92,11 +92,7 @@ class Cases:
 
     def settings(self, texts: dict[int, str]) -> None:
         """A line in .env, under streams, for each part."""
-        expected = (
-            {"gateway"},
-            {"launcher", "target's worker"},
-            {"launcher", "draft's worker"},
-        )
+        expected = ({"gateway"}, {"launcher", "target's worker"}, {"launcher", "draft's worker"})
         for line, anew in zip(PARTS, expected, strict=True):
             self._change(line, anew, texts, partial(self._add, line))
 

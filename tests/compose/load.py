@@ -136,11 +136,7 @@ def under_load(
 
 
 def _under_load(
-    process: subprocess.Popen[str],
-    name: str,
-    fault: Callable[[], None],
-    settled: Callable[[], bool],
-    timeout_s: float,
+    process: subprocess.Popen[str], name: str, fault: Callable[[], None], settled: Callable[[], bool], timeout_s: float
 ) -> Outcome:
     printed: list[str] = []
     reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()), daemon=True)

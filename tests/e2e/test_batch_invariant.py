@@ -50,12 +50,7 @@ async def generate_all(
         wishes = Speculation(drafter is not None, k, acceptance=AcceptanceRule.COUPLED, drafter=drafter)
         async with places:
             made = await client.generate(
-                prompt,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=index,
-                ignore_eos=True,
-                speculation=wishes,
+                prompt, max_tokens=max_tokens, temperature=temperature, seed=index, ignore_eos=True, speculation=wishes
             )
         choice = made.choices[0]
         usage = made.usage

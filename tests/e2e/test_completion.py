@@ -53,12 +53,7 @@ def test_tab_completes_what_the_command_says_and_folders_by_itself(environment: 
 
 
 @pytest.mark.parametrize(
-    ("typed", "completed"),
-    [
-        ("doc", "doctor"),
-        ("up --drafte", "--drafter"),
-        ("up --drafter unig", "unigram"),
-    ],
+    ("typed", "completed"), [("doc", "doctor"), ("up --drafte", "--drafter"), ("up --drafter unig", "unigram")]
 )
 def test_commands_options_and_their_values_are_completed(typed: str, completed: str) -> None:
     """What the shell is told, as it asks."""

@@ -81,10 +81,7 @@ async def complete_all(stack: Stack, prompts: Sequence[str], k: int, concurrency
 
 @pytest.mark.parametrize(
     ("k", "concurrency"),
-    [
-        (4, 8),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product((1, 4, 8), (1, 8))),
-    ],
+    [(4, 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product((1, 4, 8), (1, 8)))],
 )
 async def test_every_token_is_the_targets_own(
     stack: Stack,

@@ -258,10 +258,7 @@ class TestADraftWhoseTimesDependOnItsTokens:
 
     @pytest.mark.parametrize(
         ("target", "is_sound"),
-        [
-            ("target_service", True),
-            pytest.param("tests.law.faults.only_whole", False, marks=pytest.mark.slow),
-        ],
+        [("target_service", True), pytest.param("tests.law.faults.only_whole", False, marks=pytest.mark.slow)],
     )
     def test_the_law(
         self, models: Models, services: Services, samples: Samples, least_p: float, target: str, is_sound: bool

@@ -1,17 +1,7 @@
 """Beam search: what goes on, what has ended, and what of it lies in the cache."""
 
 from tests.mutants import Mutant
-from tests.mutants.operators import (
-    always,
-    argument,
-    call,
-    comparison,
-    comprehension,
-    drop,
-    never,
-    operation,
-    read,
-)
+from tests.mutants.operators import always, argument, call, comparison, comprehension, drop, never, operation, read
 
 SEARCH, TARGET = "outrider.engine.speculation:BeamSearch", "target_service:Beams"
 LAWS, DRAFTED = (
@@ -56,12 +46,7 @@ BEAMS = (
         "a search ends by a length that no beam has",
         LAWS,
     ),
-    Mutant(
-        f"{SEARCH}.choose",
-        comparison("==", to="True"),
-        "what ends costs a live beam its place",
-        LAWS,
-    ),
+    Mutant(f"{SEARCH}.choose", comparison("==", to="True"), "what ends costs a live beam its place", LAWS),
     Mutant(
         f"{SEARCH}.num_candidates",
         operation("+", to="_0"),

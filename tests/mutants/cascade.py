@@ -7,12 +7,7 @@ CASCADE, GROWER = "outrider.papers:Cascade", "draft_service:Grower"
 DRAFTED_FOR = ("tests/unit/outrider/papers/test_cascade.py",)
 
 CASCADES = (
-    Mutant(
-        f"{GROWER}._end_ahead",
-        drop("keep_fed"),
-        "a guess that was not drawn stays in the cache",
-        DRAFTED_FOR,
-    ),
+    Mutant(f"{GROWER}._end_ahead", drop("keep_fed"), "a guess that was not drawn stays in the cache", DRAFTED_FOR),
     Mutant(
         "draft_service:ModelDrafter._read",
         call("distribution_of_logits", to="_f(_0, _1, _2, _3, _4 - (_1 < -1))"),
@@ -37,12 +32,7 @@ CASCADES = (
         "of several guesses the first is kept in place of that which was drawn",
         DRAFTED_FOR,
     ),
-    Mutant(
-        f"{CASCADE}.commit_from",
-        drop("truncate"),
-        "a table follows what is committed twice",
-        DRAFTED_FOR,
-    ),
+    Mutant(f"{CASCADE}.commit_from", drop("truncate"), "a table follows what is committed twice", DRAFTED_FOR),
     Mutant(
         f"{GROWER}.step",
         drop("push_due", nth=(1, 2)),
@@ -50,9 +40,6 @@ CASCADES = (
         DRAFTED_FOR,
     ),
     Mutant(
-        "draft_service:Feeder.feed",
-        always("any"),
-        "guesses that there is no memory for fail the step",
-        DRAFTED_FOR,
+        "draft_service:Feeder.feed", always("any"), "guesses that there is no memory for fail the step", DRAFTED_FOR
     ),
 )

@@ -3,16 +3,7 @@ for.
 """
 
 from tests.mutants import Mutant
-from tests.mutants.operators import (
-    always,
-    argument,
-    call,
-    comparison,
-    drop,
-    read,
-    sibling,
-    statement,
-)
+from tests.mutants.operators import always, argument, call, comparison, drop, read, sibling, statement
 
 TREE, BUFFER, DRAFTING = (
     "outrider.engine.speculation:GrowingTree",
@@ -101,12 +92,7 @@ DELIVERIES = (
         "a draft that adds little is asked on, and takes of every step",
         ("tests/unit/gateway/workers/drafts/test_draft_use.py",),
     ),
-    Mutant(
-        "outrider.engine.speculation:_draw",
-        drop("0.0"),
-        "siblings, and keys beside them, repeat an id",
-        GROWTH,
-    ),
+    Mutant("outrider.engine.speculation:_draw", drop("0.0"), "siblings, and keys beside them, repeat an id", GROWTH),
     Mutant(
         "outrider.engine.speculation:propose_chain",
         sibling("OWN_DRAFT", "DRAFT"),

@@ -7,12 +7,7 @@ LAWS = ("tests/unit/target_service/step/test_explaining.py",)
 SERVED = ("tests/service/test_target_service.py::test_an_explanation_changes_nothing_and_comes_to_those_who_ask",)
 
 EXPLAINING = (
-    Mutant(
-        "target_service:explain",
-        constant(1, to="0"),
-        "the target's best are told of the place before",
-        LAWS,
-    ),
+    Mutant("target_service:explain", constant(1, to="0"), "the target's best are told of the place before", LAWS),
     Mutant(
         "target_service:_add_rejection",
         argument("LogitRow", 1, to="()"),

@@ -168,10 +168,7 @@ HEADS = (
         ("tests/unit/outrider/engine/attention/test_paged_attention.py", *DFLASH_TESTS),
     ),
     Mutant(
-        f"{HEADS_ROOM}:BlockHead",
-        constant(0, to="1", nth=(1, 4)),
-        "blocks follow rows that are one off",
-        DRAFTER_TESTS,
+        f"{HEADS_ROOM}:BlockHead", constant(0, to="1", nth=(1, 4)), "blocks follow rows that are one off", DRAFTER_TESTS
     ),
     Mutant(
         "draft_service:SequentialDrafter._step",

@@ -58,12 +58,7 @@ HEALTH = (
         "an engine that hangs while its server answers is never noticed",
         HANG_TESTS,
     ),
-    Mutant(
-        "outrider.wire:allowed_s",
-        call("max", to="_0"),
-        "a worker whose steps are long counts as hung",
-        HANG_TESTS,
-    ),
+    Mutant("outrider.wire:allowed_s", call("max", to="_0"), "a worker whose steps are long counts as hung", HANG_TESTS),
     Mutant(
         "gateway.workers:choose_target",
         call("min", "is_silent", to="(False, False)"),

@@ -1,16 +1,7 @@
 """The law of one token: penalties, truncations, noise, and the draw."""
 
 from tests.mutants import Mutant
-from tests.mutants.operators import (
-    always,
-    argument,
-    call,
-    drop,
-    drop_element,
-    never,
-    operation,
-    sibling,
-)
+from tests.mutants.operators import always, argument, call, drop, drop_element, never, operation, sibling
 
 SAMPLING_ROOM = "outrider.engine.sampling"
 STATE = f"{SAMPLING_ROOM}:SamplingState"
@@ -46,18 +37,8 @@ SAMPLING = (
         "penalties after draft tokens forget what was said before them",
         (*DENSE, *HOST),
     ),
-    Mutant(
-        f"{STATE}.set_output",
-        drop("forget_output"),
-        "tokens that were taken back are penalised for ever",
-        DENSE,
-    ),
-    Mutant(
-        f"{STATE}.banned",
-        operation("+", to="_0"),
-        "a round bans the end past the minimum length",
-        (*DENSE, *HOST),
-    ),
+    Mutant(f"{STATE}.set_output", drop("forget_output"), "tokens that were taken back are penalised for ever", DENSE),
+    Mutant(f"{STATE}.banned", operation("+", to="_0"), "a round bans the end past the minimum length", (*DENSE, *HOST)),
     Mutant(
         f"{STATE}._context",
         drop_element("draft_prefix"),
@@ -70,18 +51,8 @@ SAMPLING = (
         "top-p leaves out the token that completes its mass",
         HOST,
     ),
-    Mutant(
-        f"{SAMPLING_ROOM}:exactly_best",
-        always(),
-        "top-k keeps more than k where several are equal",
-        HOST,
-    ),
-    Mutant(
-        f"{SAMPLING_ROOM}:draw_index",
-        drop("-="),
-        "of a long row mostly the last token of a chunk is drawn",
-        HOST,
-    ),
+    Mutant(f"{SAMPLING_ROOM}:exactly_best", always(), "top-k keeps more than k where several are equal", HOST),
+    Mutant(f"{SAMPLING_ROOM}:draw_index", drop("-="), "of a long row mostly the last token of a chunk is drawn", HOST),
     Mutant(
         f"{SAMPLING_ROOM}:TokenDistribution.probs_at",
         call("where", to="_1"),
@@ -101,22 +72,11 @@ SAMPLING = (
         NOISE,
     ),
     Mutant(
-        f"{SAMPLING_ROOM}:host_uniforms",
-        operation("|", to="_0"),
-        "what keeps a draft token is what drew it",
-        NOISE,
+        f"{SAMPLING_ROOM}:host_uniforms", operation("|", to="_0"), "what keeps a draft token is what drew it", NOISE
     ),
+    Mutant(f"{SAMPLING_ROOM}:unit_doubles", call("maximum", to="_0"), "a token of probability 0 can be kept", NOISE),
     Mutant(
-        f"{SAMPLING_ROOM}:unit_doubles",
-        call("maximum", to="_0"),
-        "a token of probability 0 can be kept",
-        NOISE,
-    ),
-    Mutant(
-        f"{SAMPLING_ROOM}:_purpose",
-        operation("|", to="_1"),
-        "all choices of a coupled request are one text",
-        COUPLED,
+        f"{SAMPLING_ROOM}:_purpose", operation("|", to="_1"), "all choices of a coupled request are one text", COUPLED
     ),
     Mutant(
         f"{SAMPLING_ROOM}:_purpose",

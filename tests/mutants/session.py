@@ -40,10 +40,7 @@ SESSION = (
         DETOKENIZER,
     ),
     Mutant(
-        f"{TEXT}._add",
-        operation("+", to="_1", nth=(2, 2)),
-        "a character that never became whole vanishes",
-        DETOKENIZER,
+        f"{TEXT}._add", operation("+", to="_1", nth=(2, 2)), "a character that never became whole vanishes", DETOKENIZER
     ),
     Mutant(f"{STATE}.apply", never("keeps_stop"), "the stop token shows in the text", VERDICTS),
     Mutant(
@@ -53,16 +50,8 @@ SESSION = (
         VERDICTS,
     ),
     Mutant(
-        f"{STATE}.max_draft_tokens",
-        constant(1, to="0"),
-        "a round drafts a token that can never be committed",
-        VERDICTS,
+        f"{STATE}.max_draft_tokens", constant(1, to="0"), "a round drafts a token that can never be committed", VERDICTS
     ),
     Mutant(f"{STATE}.apply", drop("+="), "the last characters of an answer are missing", VERDICTS),
-    Mutant(
-        f"{STATE}._count",
-        sibling("num_accepted", "num_drafted"),
-        "usage says that every draft was kept",
-        VERDICTS,
-    ),
+    Mutant(f"{STATE}._count", sibling("num_accepted", "num_drafted"), "usage says that every draft was kept", VERDICTS),
 )

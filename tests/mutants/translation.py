@@ -56,24 +56,14 @@ TRANSLATIONS = (
         "text that merges with what is committed is guessed without its beginning",
         UNIT,
     ),
-    Mutant(
-        "outrider.drafting:read_spelling",
-        drop("continue"),
-        "special tokens of one name are one text",
-        UNIT,
-    ),
+    Mutant("outrider.drafting:read_spelling", drop("continue"), "special tokens of one name are one text", UNIT),
     Mutant(
         "draft_service:ModelDrafter.keep_fed",
         always("is_cache_committed"),
         "guesses below tokens that the draft writes otherwise go on from a text that it does not have",
         ENGINE,
     ),
-    Mutant(
-        f"{SLOT}.max_depth",
-        always(),
-        "the draft guesses what follows half a character without knowing it",
-        ENGINE,
-    ),
+    Mutant(f"{SLOT}.max_depth", always(), "the draft guesses what follows half a character without knowing it", ENGINE),
     Mutant(
         f"{SLOT}.ids",
         always(),

@@ -18,10 +18,7 @@ TRUNCATION = (
         (SLOTS,),
     ),
     Mutant(
-        f"{SLOT}.reconcile",
-        constant(1, to="0"),
-        "a slot whose drafts were all kept has nothing left to feed",
-        (SLOTS,),
+        f"{SLOT}.reconcile", constant(1, to="0"), "a slot whose drafts were all kept has nothing left to feed", (SLOTS,)
     ),
     Mutant(
         f"{SLOT}._agreeing",
@@ -35,24 +32,14 @@ TRUNCATION = (
         "a past that a message rewrote is not compared with the cache again",
         (SLOTS,),
     ),
-    Mutant(
-        f"{SLOT}._crop",
-        drop("_num_agreed"),
-        "what is fed after a truncate counts as committed unseen",
-        (SLOTS,),
-    ),
+    Mutant(f"{SLOT}._crop", drop("_num_agreed"), "what is fed after a truncate counts as committed unseen", (SLOTS,)),
     Mutant(
         f"{ENGINE}:OpenSlots.open",
         call("free_for_successor", to="_self"),
         "the blocks of a slot that is opened again are lost",
         (SLOTS,),
     ),
-    Mutant(
-        f"{SLOT}.invalidate",
-        drop("withdraw"),
-        "later prompts adopt a cache that a broken forward wrote",
-        (SLOTS,),
-    ),
+    Mutant(f"{SLOT}.invalidate", drop("withdraw"), "later prompts adopt a cache that a broken forward wrote", (SLOTS,)),
     Mutant(
         f"{POOL}:BlockTable.reserve",
         never("num_references"),
@@ -78,9 +65,6 @@ TRUNCATION = (
         (PREFIX,),
     ),
     Mutant(
-        f"{POOL}:BlockTable.reserve",
-        drop("withdraw"),
-        "a block that later prompts find is written over",
-        (PREFIX,),
+        f"{POOL}:BlockTable.reserve", drop("withdraw"), "a block that later prompts find is written over", (PREFIX,)
     ),
 )

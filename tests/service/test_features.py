@@ -23,13 +23,7 @@ from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.service.conftest import HOLD, HOLD_S, worker
-from tests.service.control_client import (
-    ControlClient,
-    deliver,
-    delivery,
-    new_ticket,
-    verify,
-)
+from tests.service.control_client import ControlClient, deliver, delivery, new_ticket, verify
 from tests.service.reference_model import ReferenceModel
 from tests.stack import Process
 

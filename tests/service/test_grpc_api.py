@@ -21,14 +21,7 @@ from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.errors import Overloaded, WorkerLost
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.transport.serving import start_server
-from tests.service.scripted_generator import (
-    NUM_DRAFTED,
-    Panic,
-    ScriptedGenerator,
-    config,
-    demo_tokenizer,
-    logged,
-)
+from tests.service.scripted_generator import NUM_DRAFTED, Panic, ScriptedGenerator, config, demo_tokenizer, logged
 
 TOKENIZER = demo_tokenizer()
 MODEL = "models/demo/target"

@@ -341,9 +341,7 @@ async def test_head_is_answered_as_get_without_the_body(generator: ScriptedGener
 GET_HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-async def test_a_server_that_drains_closes_idle_connections_first(
-    generator: ScriptedGenerator,
-) -> None:
+async def test_a_server_that_drains_closes_idle_connections_first(generator: ScriptedGenerator) -> None:
     generator.pause_at = 1
     body = b'{"prompt": "x", "stream": true}'
     async with served_by(generator) as (server, port, _):

@@ -403,8 +403,7 @@ async def test_a_stream_that_ends_frees_everything(
         other.start(verify(0, 30, ticket=new_ticket(), num_steps=9))
         await other.ask(verify(1, 30))
         await eventually(
-            lambda info: info.num_slots_in_use == 3 and info.num_kv_blocks_in_use >= 6 and info.num_leases == 2,
-            target,
+            lambda info: info.num_slots_in_use == 3 and info.num_kv_blocks_in_use >= 6 and info.num_leases == 2, target
         )
         if how == "cancel":
             other.stream.cancel()

@@ -119,9 +119,7 @@ def test_the_pools_match_the_containers(name: str, monkeypatch: pytest.MonkeyPat
         assert service["environment"]["OUTRIDER_NODE_LABELS"] == labels
 
 
-def test_a_model_of_ones_own_has_its_folders_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_of_ones_own_has_its_folders_name(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, pair = (pools(name, monkeypatch) for name in POOLS[1:])
     assert [pool.worker.model for pool in alone.pools] == [MODELS["OUTRIDER_TARGET_MODEL"]]
     assert [pool.worker.model for pool in pair.pools] == list(MODELS.values())

@@ -69,9 +69,7 @@ def spec_of(pool: Pool, **settings: Any) -> ActorSpec:
     return ActorSpec(pool.member(0), pool.name, pool.role, given, PLACEMENT)
 
 
-def test_a_worker_of_other_settings_drains_before_it_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_of_other_settings_drains_before_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("kept", "changed", "slow")
     pools = {pool.name: pool for pool in read_pools({name: {"model": "m"} for name in names}, {})}
     ray = PlayedRay()

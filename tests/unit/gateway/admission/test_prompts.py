@@ -72,10 +72,7 @@ async def test_long_texts_are_tokenised_on_a_thread(
 
 @pytest.mark.parametrize(
     ("body", "kind"),
-    [
-        ({"prompt": UNFIT}, CompletionBody),
-        ({"messages": [HELLO | {"content": UNFIT}]}, ChatBody),
-    ],
+    [({"prompt": UNFIT}, CompletionBody), ({"messages": [HELLO | {"content": UNFIT}]}, ChatBody)],
     ids=["prompt", "chat"],
 )
 async def test_a_text_that_cannot_fit_is_refused_unread(

@@ -71,10 +71,7 @@ TREE = TreeShape.parse("4x2x1")
 
 @pytest.mark.parametrize(
     ("wishes", "no_trees", "why"),
-    [
-        ({}, "the target m takes chains alone (path flash)", "path flash"),
-        ({"lenience": 0.9}, None, "lenience 0.9"),
-    ],
+    [({}, "the target m takes chains alone (path flash)", "path flash"), ({"lenience": 0.9}, None, "lenience 0.9")],
 )
 def test_refused_by_name(wishes: dict[str, Any], no_trees: str | None, why: str) -> None:
     facts = ServedFacts("m", 512, 320, 0, 320, "draft", (Drafter.MODEL,), no_trees=no_trees)

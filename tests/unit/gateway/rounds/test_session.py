@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import (
-    FinishReason,
-    GenerationRequest,
-    OutputTimings,
-    RoundOutput,
-)
+from gateway.generation import FinishReason, GenerationRequest, OutputTimings, RoundOutput
 from gateway.rounds.session import Session
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.generation import ChoiceUsage
-from gateway.telemetry.request_record import (
-    RequestRecords,
-    current_record,
-    request_id_of,
-)
+from gateway.telemetry.request_record import RequestRecords, current_record, request_id_of
 from outrider.wire.telemetry.trace import TraceParent
 
 
@@ -49,11 +45,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        ("abc-1", ("abc-1", "cmpl-abc-1")),
-        ("~" * 128, ("~" * 128, "cmpl-" + "~" * 128)),
-    ],
+    ("told", "expected"), [("abc-1", ("abc-1", "cmpl-abc-1")), ("~" * 128, ("~" * 128, "cmpl-" + "~" * 128))]
 )
 def test_a_caller_may_name_its_request(told: str, expected: tuple[str, str]) -> None:
     assert request_id_of(told, "cmpl") == expected

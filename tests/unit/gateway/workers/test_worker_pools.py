@@ -65,9 +65,7 @@ async def test_a_failed_restart_is_reported_with_the_reason(pools: Pools) -> Non
     assert (coordinator.ready(), coordinator.refusals()) == (None, [f"draft c: {why}"])
 
 
-async def test_a_start_goes_on_without_a_refused_head(
-    pools: Pools,
-) -> None:
+async def test_a_start_goes_on_without_a_refused_head(pools: Pools) -> None:
     parts = Parts(pools)
     for name in "abc":
         await parts.connect(name)

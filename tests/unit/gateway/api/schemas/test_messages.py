@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.wire.errors import InvalidRequest
-from tests.unit.gateway.api.schemas.prompts_of import (
-    SCHEMA,
-    USER,
-    called,
-    chat_of,
-    prompt_of,
-    result,
-    said,
-)
+from tests.unit.gateway.api.schemas.prompts_of import SCHEMA, USER, called, chat_of, prompt_of, result, said
 
 
 @pytest.mark.parametrize(
