@@ -4,8 +4,6 @@ those processes, where they are.
 The work and the way to it are the gateway's: requests and replies go through JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The target's own noise on a device beside the host's, to the last bit. Unit tests ask a CPU, the GPU's a GPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Wait until something holds."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Long greedy streams, read until something is seen in them: how tests look on while a worker dies and comes back."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ Elsewhere a near-tie may fall either way with the shape of a batch, and the pari
 logits are the same bits whatever else a forward holds, so the ids must be equal to the last one, in bfloat16, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

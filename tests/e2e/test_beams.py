@@ -1,7 +1,5 @@
 """Beam search through the gateway is, token for token, transformers' own of the target alone, whatever a draft does."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Shell completion: what a shell is told, and a real bash under a pseudo-terminal, with TAB pressed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

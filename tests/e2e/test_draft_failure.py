@@ -1,7 +1,5 @@
 """Workers that die, hang or lie in the middle of streams: no token changes, and drafts come back."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """An encoder-decoder pair served: its text is that of transformers' `generate`, whoever drafts and dies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """What grpcurl does: find services, resolve descriptors and call, knowing nothing of our generated code."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

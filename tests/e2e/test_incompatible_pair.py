@@ -1,7 +1,5 @@
 """What cannot be served at start is said in one line: a draft that does not fit, a target that is away, a file."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

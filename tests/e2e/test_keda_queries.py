@@ -3,8 +3,6 @@
 The gateway has the chart's own command line, in which the Services' names are addresses here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

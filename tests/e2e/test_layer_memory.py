@@ -4,8 +4,6 @@ Caches are too small for what is asked at once, so that slots are preempted, and
 shared; drafts are rejected all the time.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

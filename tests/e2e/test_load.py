@@ -1,7 +1,5 @@
 """Sixty-four clients at once, of every kind, some of which leave: each request ends, and nothing is left of any."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """The network between each two of the three parts, cut and healed: noticed, lived with, and forgotten afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

@@ -2,8 +2,6 @@
 vocabularies; what cannot be told is refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

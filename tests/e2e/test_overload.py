@@ -1,7 +1,5 @@
 """More work than fits: everybody gets their turn, nobody fails for waiting, and places come back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """Greedy text over HTTP is, token for token, what transformers' own `generate` makes of the target alone."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence

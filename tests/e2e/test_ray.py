@@ -1,7 +1,5 @@
 """The launcher with a real Ray: restarts under load, refusal, and what is left when it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

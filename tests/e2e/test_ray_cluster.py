@@ -1,7 +1,5 @@
 """A cluster that is not ours: joined, waited for, left as it was even in a hurry, and taken over after a crash."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Traces and logs of the whole system under load: what is told of a request, and what never is."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -4,8 +4,6 @@ An input is altered when its bytes are not those of a valid message in its place
 fault: many a changed field leaves a message valid.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """What is asked of the services: every sampling parameter in turn and all together, every encoding, K from 0 to 4."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -7,8 +7,6 @@ services of a run together fail by chance with probability at most ALPHA (Bonfer
 BROKEN, in the same test with the number of answers of which `test_power.py` computes beforehand that it will.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

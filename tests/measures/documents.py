@@ -6,8 +6,6 @@ Looks at what stands between backticks, and at indented commands, in README.md, 
 and the READMEs of models and benchmarks. Not in docs/reports and CHANGELOG.md: they say what was.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -5,8 +5,6 @@
 Read from the source, so that a checkout of any age can be given.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A function is given by its name alone, below a package: it may move from file to
 its meaning (`tests.mutants.operators`): locals may be renamed and lines rewritten.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

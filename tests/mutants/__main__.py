@@ -5,8 +5,6 @@ unless the tests pass without a fault and fail with each. `--check` runs no test
 function, place or tests are not found, which every run does first.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 Processes and one event loop a module: grpc.aio does not stand several loops in one process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Room for calls: what one caller leaves open or unfinished takes neither the server's memory nor the others' room."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

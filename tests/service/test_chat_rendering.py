@@ -2,8 +2,6 @@
 else waits for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

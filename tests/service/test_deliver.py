@@ -1,7 +1,5 @@
 """Deliveries that are in parts, late, stale, broken or hostile: kept, dropped or refused, counted, and exact."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Iterator

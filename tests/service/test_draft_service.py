@@ -1,7 +1,5 @@
 """The draft over real gRPC: what it delivers, that the laws it ships are what it drew from, and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SIGTERM at a worker: what runs goes on, nothing new begins, and it ends when nothing runs or the time is up."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

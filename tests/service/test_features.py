@@ -2,8 +2,6 @@
 hidden states, whatever steps and pieces of prompts they were made in.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager

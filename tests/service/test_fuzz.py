@@ -2,8 +2,6 @@
 every HTTP endpoint that reads a body.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

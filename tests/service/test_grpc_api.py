@@ -1,7 +1,5 @@
 """GenerationService over a real gRPC server, with a scripted generator behind it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable

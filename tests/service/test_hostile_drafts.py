@@ -1,7 +1,5 @@
 """What a draft that was let in can do to a gateway by what it says of itself, and what users are told of models."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

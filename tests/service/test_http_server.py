@@ -1,7 +1,5 @@
 """What a client may do to a connection: heads without end, silence, bodies that trickle, answers that nobody reads."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Tools and reasoning over HTTP, as the official client reads them; a scripted generator says what the model would."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """API keys at both front ends: who gets in, what each limit refuses, and that who waits as told gets in again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The gateway's end of a worker, against a server that does as the test says."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """/v1/messages as Anthropic's clients read it; a scripted generator says what the model would."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """/openapi.json says what the gateway does: generated requests get the statuses and bodies it names, and no fault."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

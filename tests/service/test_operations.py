@@ -1,7 +1,5 @@
 """A gateway's metrics and health on a port of their own."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -1,7 +1,5 @@
 """The files of the page as they are served: which, as what, under which policy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path

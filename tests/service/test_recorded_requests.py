@@ -1,7 +1,5 @@
 """What real clients ask for, as `make clients` recorded it, is answered in forms that the official types read."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The launcher's registry over real gRPC, what the launcher sees of workers, and cores taken by processes."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

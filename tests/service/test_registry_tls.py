@@ -1,7 +1,5 @@
 """The registry with certificates: gateways join it, the launcher's own certificate scales, others may neither."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 import time

@@ -1,7 +1,5 @@
 """/v1/responses as the official client reads it; a scripted generator says what the model would."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

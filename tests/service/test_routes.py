@@ -1,7 +1,5 @@
 """The HTTP front end, with a scripted generator behind it: OpenAI's forms, errors, limits, and clients that leave."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

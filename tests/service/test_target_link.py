@@ -1,7 +1,5 @@
 """Our ends of the long-lived streams against the other side's faults and our own: a slow reader, a broken answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The target over real gRPC: what verdicts hold, what repeated and stale requests get, and that nothing leaks."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import math

@@ -3,8 +3,6 @@
 Behind the servers are servicers that only say that they were reached.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Trees of a named shape, at each worker alone: what a draft sends and what a target keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """vLLM's endpoints around the tokenizer, its parameters of prompts and texts, and what is refused by name."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Workers and gateways with one thing replaced. Each module is run as a process, as `python -m draft_service` is."""
 
-from __future__ import annotations
-
 
 def replace(owner: object, name: str, value: object) -> None:
     """setattr that refuses to add: a fault that replaces nothing would leave a sound worker."""

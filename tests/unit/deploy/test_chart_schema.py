@@ -1,7 +1,5 @@
 """The schema of the chart's values: settings are those of the processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

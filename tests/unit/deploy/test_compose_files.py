@@ -1,7 +1,5 @@
 """What docker-compose.yml and .env.example promise: every setting, nothing published by accident, few rights."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who gets which GPU and which cores: arithmetic, so every machine can be tried here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers whose tokens are scripted: however many tokens a round commits, whole or streamed, they are told alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tokenizer against the library itself, and chat templates against transformers' own rendering."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A node's container that is told to end: its workers drain, and only then Ray's node ends."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

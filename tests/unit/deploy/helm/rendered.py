@@ -1,7 +1,5 @@
 """The chart, rendered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from outrider.wire.settings.config import GatewayConfig

@@ -1,7 +1,5 @@
 """What requests ask for, and readers of their texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gateway.admission.prompts import ChatSettings, PromptReader

@@ -1,7 +1,5 @@
 """Texts that take long to render and to tokenise leave the event loop alone, wherever in a request they are."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Iterator

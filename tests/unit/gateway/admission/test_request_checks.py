@@ -1,7 +1,5 @@
 """What a request asks for is checked against the served model, before its prompt is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What becomes of a request: its grammar, its prediction, its caller, and what an operator bounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

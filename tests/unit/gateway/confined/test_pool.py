@@ -1,7 +1,5 @@
 """Work in processes that can be ended: its limits, its callers' shares, and what is left after it."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

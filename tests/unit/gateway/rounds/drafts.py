@@ -1,7 +1,5 @@
 """Served models with drafts of several kinds, for the tests of who drafts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gateway.workers.served import ServedModel

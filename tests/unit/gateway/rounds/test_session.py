@@ -1,7 +1,5 @@
 """What a verdict makes of an answer: its tokens, text, end and usage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Verdicts over an answer's tokens."""
 
-from __future__ import annotations
-
 from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds.session import Session
 from gateway.tokenizer import Tokenizer

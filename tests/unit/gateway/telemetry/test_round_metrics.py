@@ -1,7 +1,5 @@
 """What a round counts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

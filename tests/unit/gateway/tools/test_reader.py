@@ -1,7 +1,5 @@
 """Calls and reasoning are found in an answer's text by what it says, never by how it was cut into pieces."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

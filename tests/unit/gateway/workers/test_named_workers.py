@@ -1,7 +1,5 @@
 """Workers behind names: who they are follows the addresses, and what runs on one that has left them goes on."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

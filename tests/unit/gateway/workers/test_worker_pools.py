@@ -1,7 +1,5 @@
 """Which workers a start needs, and when a gateway is ready."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any, cast

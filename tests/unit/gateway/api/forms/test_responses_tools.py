@@ -1,7 +1,5 @@
 """Tools of the Responses API that this server has not."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.api.forms.responses_form import custom_input

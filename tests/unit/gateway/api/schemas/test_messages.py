@@ -2,8 +2,6 @@
 refused by name. Each case is the body of a request, and the prompt that it makes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
