@@ -63,6 +63,24 @@ def _files_with(package: str, name: str) -> list[Path]:
     return [path.relative_to(REPO) for path in named if name in dict(_definitions(ast.parse(texts[path])))]
 
 
+@dataclass(frozen=True)
+class Fault:
+    """A row of a table of faults."""
+
+    function: str
+    operator: Operator
+
+
+Faults = dict[tuple[str, ...], dict[str, Fault]]
+"""By the tests that are to catch them, and by what users or the laws would lose."""
+
+
+def mutants_of(faults: Faults) -> Iterator[Mutant]:
+    for tests, by_loss in faults.items():
+        for why, fault in by_loss.items():
+            yield Mutant(fault.function, fault.operator, why, tests)
+
+
 def _definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, DEFINITIONS):
