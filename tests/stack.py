@@ -1,7 +1,5 @@
 """The real system as processes on free ports: targets, drafts and gateways. Used by every test that needs services."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -116,7 +114,7 @@ class Process:
         self._keep_ports()
         self._close()
 
-    def again(self, *, module: str | None = None, wait: bool = True) -> Process:
+    def again(self, *, module: str | None = None, wait: bool = True) -> "Process":
         """A new one with the same arguments at the same ports, once this one has ended. `module`: another to run."""
         args = list(self.args)
         for flag, port in self._ports().items():

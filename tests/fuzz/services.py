@@ -1,7 +1,5 @@
 """What is fuzzed: real servers. Workers of a tiny model as processes; gateway's doors and registry on a thread each."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client
@@ -45,7 +43,7 @@ WORKER = ("--max-slots", "16", "--kv-cache-tokens", "8192")
 class Worker:
     """A target or draft, and the valid request that it must always answer."""
 
-    def __init__(self, role: str, process: Process, target: Worker | None = None) -> None:
+    def __init__(self, role: str, process: Process, target: "Worker | None" = None) -> None:
         self.role = role
         self.process = process
         self.channel = dial(process.address)

@@ -1,7 +1,5 @@
 """What a launcher does with the workers of the one before it, with a Ray that is played."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +43,7 @@ class PlayedRay:
     calls: list[Any] = field(default_factory=list)
 
     @property
-    def util(self) -> PlayedRay:
+    def util(self) -> "PlayedRay":
         return self
 
     def list_named_actors(self) -> list[str]:

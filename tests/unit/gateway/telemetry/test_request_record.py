@@ -1,7 +1,5 @@
 """One line in the log a request, and a span where it is traced."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ class Recorded:
     def __init__(self) -> None:
         self.added: list[dict[str, Any]] = []
 
-    def begin(self, name: str, parent: TraceParent | None, start: int, **more: Any) -> Begun:
+    def begin(self, name: str, parent: TraceParent | None, start: int, **more: Any) -> "Begun":
         return Begun(self, TraceParent(parent.trace_id if parent else 1, 2, True), name, parent, start)
 
     def add(self, name: str, parent: TraceParent | None, start: int, end: int, facts: Any, **more: Any) -> None:
