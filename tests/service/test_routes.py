@@ -17,7 +17,7 @@ from gateway.admission.prompts import INLINE_CHARS
 from gateway.api.app import create_app
 from gateway.api.schemas.other_parameters import TODAY
 from gateway.tokenizer import Tokenizer
-from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
+from outrider.wire.errors import WorkerLost
 from tests.service.scripted_generator import (
     CONTEXT_LIMIT,
     DEMO,
@@ -430,17 +430,6 @@ async def test_unknown_models_routes_and_methods(generator: ScriptedGenerator) -
         method = await http.get(COMPLETIONS)
         assert (method.status_code, method.headers["allow"]) == (405, "POST")
         assert method.headers["x-request-id"].startswith("req-")
-
-
-async def test_overload_is_429_with_retry_after(generator: ScriptedGenerator) -> None:
-    generator.refusal = Overloaded("320 answers are running or waiting; try again later", retry_after_s=1.4)
-    async with in_process(generator) as http:
-        for stream in (False, True):
-            response = await http.post(COMPLETIONS, json={"prompt": "x", "stream": stream})
-            assert (response.status_code, response.headers["retry-after"]) == (429, "2")
-            assert response.json()["error"]["type"] == "rate_limit_error"
-        generator.refusal = Unavailable("no target")
-        assert (await http.post(COMPLETIONS, json={"prompt": "x"})).status_code == 503
 
 
 # --- the rest ----------------------------------------------------------------------------------------------------

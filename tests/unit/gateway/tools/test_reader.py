@@ -53,16 +53,6 @@ EXAMPLE = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_cut_and_each_character_alone_reads_the_same(family: CallFamily) -> None:
-    text = written(family, EXAMPLE)
-    whole = told(read(family, [text], schemas=TYPED))
-    assert objects(whole[2]) == objects(EXAMPLE)
-    assert told(read(family, list(text), schemas=TYPED)) == whole
-    for cut in range(len(text) + 1):
-        assert told(read(family, [text[:cut], text[cut:]], schemas=TYPED)) == whole, cut
-
-
 @pytest.mark.parametrize("has_end", [True, False], ids=["with the closing tag", "with no tag at all"])
 def test_a_call_of_qwen3_coder_needs_no_opening_tag(has_end: bool) -> None:
     call, closing = written(QWEN3_CODER, EXAMPLE[1:]).removeprefix("<tool_call>\n"), "\n</tool_call>"
