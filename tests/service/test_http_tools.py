@@ -13,8 +13,9 @@ from pydantic import BaseModel
 
 from gateway.tokenizer import Tokenizer
 from tests.rendering import inline_template
+from tests.service.front_door import in_process
 from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
-from tests.service.test_routes import CHAT, MODEL, in_process
+from tests.service.test_routes import CHAT, MODEL
 
 TEMPLATES = Path(__file__).parents[1] / "data/templates"
 ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Weather?"}]}

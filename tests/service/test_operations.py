@@ -7,11 +7,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
-from gateway.admission.admission import Admission
-from gateway.api.app import create_app
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.service.front_door import in_process
+from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 from tests.stack import START_S, Process
 
 PATHS = ("/healthz", "/readyz", "/metrics", "/sd")
@@ -43,7 +41,5 @@ def test_without_a_target_the_port_answers_until_the_event_loop_stops(tmp_path: 
 
 async def test_the_port_of_users_then_tells_no_metrics() -> None:
     for port, statuses in ((None, [200, 200, 200, 200]), (9000, [200, 200, 404, 404])):
-        admission = Admission(ScriptedGenerator(demo_tokenizer()), config(metrics_port=port), CollectorRegistry())
-        transport = httpx.ASGITransport(app=create_app(admission))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        async with in_process(ScriptedGenerator(demo_tokenizer()), metrics_port=port) as http:
             assert [(await http.get(path)).status_code for path in PATHS] == statuses
