@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +19,7 @@ import httpx
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from tests.forked import REPO, Forked
+from tests.waiting import wait_until_none
 
 DEMO_TARGET = str(REPO / "models/demo/target")
 DEMO_DRAFT = str(REPO / "models/demo/draft")
@@ -336,12 +336,9 @@ def running_pools(
 
 def wait_until_nothing_is_held(stack: Stack) -> None:
     """Fail where a slot, block or ticket of a worker is still held 20 s after the last answer."""
-    give_up = time.monotonic() + 20
-    while True:
-        infos = [stack.target_info()]
-        if stack.draft is not None:
-            infos.append(stack.draft_info())
-        if not any(info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases for info in infos):
-            return
-        assert time.monotonic() < give_up, infos
-        time.sleep(0.1)
+
+    def left() -> list[pb.WorkerInfo]:
+        infos = [stack.target_info(), *([] if stack.draft is None else [stack.draft_info()])]
+        return [info for info in infos if info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases]
+
+    wait_until_none(left, 20)

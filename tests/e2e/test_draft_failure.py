@@ -18,7 +18,7 @@ from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from target_service.leases.hold import MAX_HOLD_S
 from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
-from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
+from tests.e2e.streams import PROMPT, Seen, greedy, plain, read_all, speculative
 from tests.samples import total
 from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, info_of, read_metrics, running
 
@@ -87,18 +87,15 @@ async def test_a_draft_that_hangs_costs_each_request_one_wait(paced: Stack, clie
     seen = [Seen() for _ in streams]
     assert paced.draft is not None
 
-    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
-        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
-
-    await read_all(speculative(5))
+    await read_all(seen, streams, speculative(5))
     os.kill(paced.draft.pid, signal.SIGSTOP)
     stopped_s = time.monotonic()
-    await read_all(plain(SETTLED_ROUNDS))
-    await read_all(lambda rounds: time.monotonic() - stopped_s > hang_s)
+    await read_all(seen, streams, plain(SETTLED_ROUNDS))
+    await read_all(seen, streams, lambda rounds: time.monotonic() - stopped_s > hang_s)
     samples = paced.metrics()
     assert total(samples, "outrider_worker_connected", worker="draft") == (hang_s < MIN_SILENCE_S)
     os.kill(paced.draft.pid, signal.SIGCONT)
-    await read_all(speculative(10))
+    await read_all(seen, streams, speculative(10))
     for stream in streams:
         await stream.aclose()
     for one in seen:
@@ -119,13 +116,10 @@ async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
     streams = [greedy(client, 160) for _ in range(3)]
     seen = [Seen() for _ in streams]
 
-    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
-        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
-
-    await read_all(speculative(5))
+    await read_all(seen, streams, speculative(5))
     paced.target.kill()
     restarting = asyncio.create_task(asyncio.to_thread(restart, paced, "target"))
-    await read_all(lambda rounds: False)
+    await read_all(seen, streams, lambda rounds: False)
     await restarting
     for one in seen:
         assert len(one.ids) == 160
@@ -147,16 +141,13 @@ async def test_own_drafts_change_no_token_though_both_workers_are_killed(paced: 
     ]
     seen = [Seen() for _ in streams]
 
-    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
-        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
-
-    await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 2)
+    await read_all(seen, streams, lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 2)
     num_before = [len(one.rounds) for one in seen]
     for worker in (paced.target, paced.draft):
         assert worker is not None
         worker.kill()
     restarting = [asyncio.create_task(asyncio.to_thread(restart, paced, name)) for name in ("target", "draft")]
-    await read_all(lambda rounds: False)
+    await read_all(seen, streams, lambda rounds: False)
     await asyncio.gather(*restarting)
     for one, num in zip(seen, num_before, strict=True):
         assert any(r.num_drafted for r in one.rounds[num:]), "it drafts again"
@@ -192,16 +183,13 @@ async def test_either_of_two_drafts_of_one_tree_may_be_killed(paced: Stack) -> N
             ]
             seen = [Seen() for _ in streams]
 
-            async def read_all(enough: Callable[[list[Round]], bool]) -> None:
-                await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
-
-            await read_all(both_draft_since([0.0, 0.0]))
+            await read_all(seen, streams, both_draft_since([0.0, 0.0]))
             for victim in (paced.draft, head):
                 await asyncio.to_thread(victim.kill)
-                await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 4)
+                await read_all(seen, streams, lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 4)
                 again = await asyncio.to_thread(victim.again)
                 paced.draft, head = (again, head) if victim is paced.draft else (paced.draft, again)
-                await read_all(both_draft_since(counted()))
+                await read_all(seen, streams, both_draft_since(counted()))
             for stream in streams:
                 await stream.aclose()
             alone = await client.generate(

@@ -14,6 +14,7 @@ import pytest
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.samples import total
 from tests.stack import DEMO_DRAFT, Process, Stack, gateway_beside, running
+from tests.waiting import until, wait_until
 
 LONG_PROMPT = [5 + i % 4000 for i in range(1900)]
 LONG_S = 60.0
@@ -39,10 +40,7 @@ async def test_a_hung_target_is_given_up_and_its_request_goes_on_when_it_is_back
         answer = asyncio.create_task(post(stack.http, prompt="def main():\n", max_tokens=400))
         await asyncio.sleep(0.3)
         stack.target.popen.send_signal(signal.SIGSTOP)
-        give_up = time.monotonic() + LONG_S
-        while total(stack.metrics(), "outrider_worker_connected", worker="target"):
-            assert time.monotonic() < give_up
-            await asyncio.sleep(0.1)
+        await until(lambda: not total(stack.metrics(), "outrider_worker_connected", worker="target"), LONG_S)
         stack.target.popen.send_signal(signal.SIGCONT)
         assert (await answer).json()["choices"][0]["text"] == whole
 
@@ -102,11 +100,8 @@ def test_a_target_that_comes_back_as_another_model_is_not_used() -> None:
         stack.target.stop()
         other = Process("target_service", ["--model", DEMO_DRAFT, "--port", port])
         try:
-            give_up, reason = time.monotonic() + 20, ""
-            while "came back as" not in reason and time.monotonic() < give_up:
-                reason = str(httpx.get(f"{stack.http}/readyz").json()["reason"])
-                time.sleep(0.2)
-            assert "came back as draft in" in reason
-            assert "with target in" in reason
+            why = lambda: str(httpx.get(f"{stack.http}/readyz").json()["reason"])  # noqa: E731
+            wait_until(lambda: "came back as draft in" in why(), "it is not told apart")
+            assert "with target in" in why()
         finally:
             other.stop()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import http.client
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -35,6 +34,7 @@ from tests.service.scripted_generator import ScriptedGenerator, config, demo_tok
 from tests.service.test_http_tools import tokenizer_of
 from tests.stack import Process
 from tests.tiny_models import tiny_llama
+from tests.waiting import wait_until, wait_until_none
 
 SETTLE_S = 30.0
 WORKER = ("--max-slots", "16", "--kv-cache-tokens", "8192")
@@ -95,13 +95,10 @@ class Worker:
         num_steps = self.info().num_steps
 
         def has_stepped(raw: bytes) -> bool:
-            if not self.answered(raw):
-                return False
-            give_up = time.monotonic() + SETTLE_S
-            while self.info().num_steps == num_steps:
-                assert time.monotonic() < give_up, "no step was made"
-                time.sleep(0.002)
-            return True
+            if self.answered(raw):
+                wait_until(lambda: self.info().num_steps != num_steps, "no step was made", SETTLE_S)
+                return True
+            return False
 
         status, details, arrived = talk(self.channel, self.method("Control"), [self.valid()], has_stepped)
         good = {reply.WhichOneof("item") for raw in arrived for reply in self.replies(raw)}
@@ -110,10 +107,12 @@ class Worker:
 
     def check_empty(self) -> None:
         """No slot, block or lease is held once the streams have ended."""
-        give_up = time.monotonic() + SETTLE_S
-        while (info := self.info()).num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases:
-            assert time.monotonic() < give_up, f"left: {info}"
-            time.sleep(0.005)
+
+        def left() -> pb.WorkerInfo | None:
+            info = self.info()
+            return info if info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases else None
+
+        wait_until_none(left, SETTLE_S)
 
 
 @contextlib.contextmanager
@@ -158,10 +157,7 @@ class FrontDoor:
 
     def check_empty(self) -> None:
         """The server lets go a moment after its client has been told."""
-        give_up = time.monotonic() + SETTLE_S
-        while self.generator.num_open or self.admission.bodies.num_bytes:
-            assert time.monotonic() < give_up, (self.generator.num_open, self.admission.bodies.num_bytes)
-            time.sleep(0.001)
+        wait_until_none(lambda: self.generator.num_open or self.admission.bodies.num_bytes, SETTLE_S)
 
 
 @contextlib.contextmanager
@@ -215,10 +211,7 @@ class HttpDoor:
 
     def check_empty(self) -> None:
         """No answer, byte or task of a request is left, and the key has none of its answers running."""
-        give_up = time.monotonic() + SETTLE_S
-        while held := self._held():
-            assert time.monotonic() < give_up, f"left: {held}"
-            time.sleep(0.001)
+        wait_until_none(self._held, SETTLE_S)
 
     def _held(self) -> dict[str, Any]:
         bodies, caller = self.admission.bodies, self.admission.access.caller(self._headers["authorization"])

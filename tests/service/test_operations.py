@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 from pathlib import Path
 
 import httpx
@@ -11,6 +10,7 @@ import pytest
 from tests.service.front_door import in_process
 from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 from tests.stack import START_S, Process
+from tests.waiting import wait_until
 
 PATHS = ("/healthz", "/readyz", "/metrics", "/sd")
 
@@ -20,10 +20,9 @@ def test_without_a_target_the_port_answers_until_the_event_loop_stops(tmp_path: 
     (log := tmp_path / "log").touch()
     process = Process("gateway", args, log, wait=False)
     try:
-        give_up = time.monotonic() + START_S
-        while (found := re.search("metrics and health on (.*)", process.log())) is None:
-            assert time.monotonic() < give_up, process.log()
-            time.sleep(0.02)
+        said = "metrics and health on (.*)"
+        found = wait_until(lambda: re.search(said, process.log()), "it does not say where", START_S)
+        assert found
         with httpx.Client(base_url=f"http://{found[1]}", trust_env=False) as http:
             assert [http.get(path).status_code for path in PATHS] == [200, 503, 200, 200]
             assert http.head("/readyz").status_code == 503

@@ -2,7 +2,6 @@
 
 import dataclasses
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,6 +22,7 @@ from outrider.wire.transport.roles import Role
 from outrider.wire.transport.serving import ServerThread
 from outrider.wire.transport.tls import CertificateFolder
 from tests.certificates import all_folders, authority, part_folder
+from tests.waiting import wait_until
 
 TIMEOUT_S = 20.0
 
@@ -69,11 +69,7 @@ def seen_first(registry: Registry, address: str, certificates: CertificateFolder
     """By a launcher with these."""
     eyes = WorkerCalls(registry.loop, certificates)
     eyes.watch("draft-0", "draft", address)
-    give_up, found = time.monotonic() + 10, eyes.read_sightings()
-    while not found:
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-        found = eyes.read_sightings()
+    found = wait_until(eyes.read_sightings, "no sight of it")
     eyes.forget("draft-0")
     return found[0]
 
