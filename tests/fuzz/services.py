@@ -5,7 +5,6 @@ import contextlib
 import http.client
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.fuzz.calls import DEADLINE_S, dial, talk
 from tests.fuzz.hints import SENTINEL
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 from tests.service.test_http_tools import tokenizer_of
+from tests.service.test_registry import Scaled
 from tests.stack import Process
 from tests.tiny_models import tiny_llama
 from tests.waiting import wait_until, wait_until_none
@@ -243,13 +243,7 @@ def http_door(folder: Path) -> Iterator[HttpDoor]:
 @contextlib.contextmanager
 def registry() -> Iterator[tuple[Registry, grpc.Channel]]:
     """With one member to tell of."""
-
-    def scale(pool: str, count: int | None) -> Future[rpb.ScaleReply]:
-        found: Future[rpb.ScaleReply] = Future()
-        found.set_result(rpb.ScaleReply())
-        return found
-
-    served = Registry(scale)
+    served = Registry(Scaled())
     address = served.start("127.0.0.1:0", None)
     served.publish(rpb.WorkerList(epoch=1, version=1, workers=[rpb.Worker(name="a", pool="p", address="127.0.0.1:1")]))
     channel = dial(address)
