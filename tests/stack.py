@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -256,30 +257,10 @@ def stop_all(processes: Iterable[Process]) -> None:
 
 
 @contextlib.contextmanager
-def running(
-    target: str = DEMO_TARGET,
-    draft: str | None = DEMO_DRAFT,
-    *,
-    target_args: tuple[str, ...] = (),
-    draft_args: tuple[str, ...] = (),
-    gateway_args: tuple[str, ...] = (),
-    target_module: str = "target_service",
-    draft_module: str = "draft_service",
-    log_folder: Path | None = None,
-) -> Iterator[Stack]:
-    """Start the three processes and stop them, whatever happens."""
-    with running_pools(
-        1,
-        0 if draft is None else 1,
-        target=target,
-        draft=draft or DEMO_DRAFT,
-        target_args=target_args,
-        draft_args=draft_args,
-        gateway_args=gateway_args,
-        target_module=target_module,
-        draft_module=draft_module,
-        log_folder=log_folder,
-    ) as pools:
+def running(target: str = DEMO_TARGET, draft: str | None = DEMO_DRAFT, **options: Any) -> Iterator[Stack]:
+    """Start the three processes and stop them, whatever happens. options: as of `running_pools`."""
+    num_drafts = 0 if draft is None else 1
+    with running_pools(1, num_drafts, target=target, draft=draft or DEMO_DRAFT, **options) as pools:
         stack = pools.stack()
         try:
             yield stack

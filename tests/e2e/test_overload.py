@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -43,21 +42,6 @@ async def test_a_hung_target_is_given_up_and_its_request_goes_on_when_it_is_back
         await until(lambda: not total(stack.metrics(), "outrider_worker_connected", worker="target"), LONG_S)
         stack.target.popen.send_signal(signal.SIGCONT)
         assert (await answer).json()["choices"][0]["text"] == whole
-
-
-@pytest.fixture(scope="module")
-def small_memory() -> Iterator[Stack]:
-    """Room for one answer of 600 tokens at a time."""
-    with running(target_args=("--kv-cache-tokens", "1000")) as stack:
-        yield stack
-
-
-async def test_a_request_that_never_fits_is_refused_at_once(small_memory: Stack) -> None:
-    started = time.monotonic()
-    response = await post(small_memory.http, prompt=LONG_PROMPT[:1500], max_tokens=100)
-    assert response.status_code == 400
-    assert "1600" in response.json()["error"]["message"]
-    assert time.monotonic() - started < 5
 
 
 async def test_a_stopping_gateway_ends_its_streams_with_an_error(stack: Stack) -> None:
