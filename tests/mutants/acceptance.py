@@ -8,11 +8,8 @@ LAW, TREE_LAW = (
     ("tests/unit/outrider/engine/sampling/test_acceptance_law.py",),
     ("tests/unit/outrider/engine/speculation/test_growing_tree.py",),
 )
-OUTCOMES, DECIDED = (
-    ("tests/unit/outrider/engine/sampling/test_acceptance.py",),
+DECIDED, TREES, COMMIT = (
     ("tests/unit/target_service/step/test_decide.py",),
-)
-TREES, COMMIT = (
     ("tests/unit/target_service/step/test_decide_on_device.py",),
     ("tests/unit/target_service/step/test_commit.py",),
 )
@@ -93,7 +90,7 @@ ACCEPTANCE = (
         f"{RULES}:accept_block",
         operation("+", "keys", to="_0"),
         "on a device a bonus token is drawn with the numbers of another position than on the host",
-        OUTCOMES,
+        DECIDED,
     ),
     Mutant(
         "target_service:Verifier._truncate",
