@@ -8,11 +8,8 @@ LAW, TREE_LAW = (
     ("tests/unit/outrider/engine/sampling/test_acceptance_law.py",),
     ("tests/unit/outrider/engine/speculation/test_growing_tree.py",),
 )
-OUTCOMES, DECIDED = (
-    ("tests/unit/outrider/engine/sampling/test_acceptance.py",),
+DECIDED, TREES, COMMIT = (
     ("tests/unit/target_service/step/test_decide.py",),
-)
-TREES, COMMIT = (
     ("tests/unit/target_service/step/test_decide_on_device.py",),
     ("tests/unit/target_service/step/test_commit.py",),
 )
@@ -63,11 +60,9 @@ ACCEPTANCE: Faults = {
         "a round uses the numbers that the round before has looked at": Fault(
             "target_service:StepRows.__init__", argument("host_slot_uniforms", 1, to="[0] * len(_)")
         ),
-    },
-    OUTCOMES: {
         "on a device a bonus token is drawn with the numbers of another position than on the host": Fault(
             f"{RULES}:accept_block", operation("+", "keys", to="_0")
-        )
+        ),
     },
     VERIFIER: {
         "an old Truncate crops a target that is ahead of it": Fault(
