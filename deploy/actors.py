@@ -197,7 +197,7 @@ class WorkerActor:
             _exit_for_restart()
 
 
-class FollowerActor:
+class RankActor:
     """Ray actor that runs one rank of a tensor-parallel target other than rank 0. When the target's process ends, this
     process ends too, and Ray restarts both.
     """
@@ -205,7 +205,7 @@ class FollowerActor:
     def __init__(
         self, folder: str, rank: int, cpu_cores: str | None, num_cores: int | None, visible_devices: str | None
     ) -> None:
-        """Follow the target that connects through `folder`, on a thread of its own.
+        """Run the rank for the target that connects through `folder`, on a thread of its own.
 
         cpu_cores: the rank's cores, in the form of the setting. num_cores: number of cores to take if `cpu_cores` is
         None. visible_devices: value of CUDA_VISIBLE_DEVICES; None = the value that Ray sets.
@@ -213,13 +213,13 @@ class FollowerActor:
         if visible_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
         arguments = (Path(folder), rank, cpu_cores or _cores_here(num_cores))
-        threading.Thread(target=self._follow, args=arguments, name="follower", daemon=True).start()
+        threading.Thread(target=self._run_rank, args=arguments, name="rank", daemon=True).start()
 
-    def _follow(self, folder: Path, rank: int, cpu_cores: str | None) -> None:
-        from outrider.engine.loading.follower import follow
+    def _run_rank(self, folder: Path, rank: int, cpu_cores: str | None) -> None:
+        from outrider.engine.loading.rank_process import run_rank
 
         try:
-            follow(folder, rank, cpu_cores, lambda: None)
+            run_rank(folder, rank, cpu_cores, lambda: None)
         except Exception:
             log.exception("rank %d of the target ended", rank)
         # Also when the target has ended well: it may start again. Whoever stops both kills them for good.

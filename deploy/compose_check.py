@@ -41,7 +41,7 @@ def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     served = None
     if variables.get("MODEL"):
         served = variables.get(_FOLDERS["MODEL"])
-    if served and served not in [pool.worker.model for pool in config.targets]:
+    if served and served not in [pool.worker.model for pool in config.target_pools]:
         raise ConfigError(
             f"MODEL is {variables['MODEL']!r}, and the pools of OUTRIDER_CLUSTER_FILE name their models: leave one out"
         )

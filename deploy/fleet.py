@@ -45,7 +45,7 @@ class Workers(Protocol):
     """Interface for creating workers' Ray actors and finding running ones. `ray_workers.RayWorkers` implements it."""
 
     def create(self, pool: Pool, member: str) -> Replica: ...
-    def adopt(self, pools: Iterable[Pool]) -> Mapping[str, tuple[Pool, Replica]]: ...
+    def take_over(self, pools: Iterable[Pool]) -> Mapping[str, tuple[Pool, Replica]]: ...
 
 
 class Calls(Protocol):
@@ -111,11 +111,11 @@ class Fleet:
         """Start every worker. Workers that an earlier launcher left running are adopted. If more of them run than a
         pool's count, the pool keeps them, up to its max.
         """
-        for name, (pool, worker) in self._workers.adopt(self._pools.values()).items():
-            self._members[name] = PoolMember(name, pool, worker, is_adopted=True, may_be_used=True)
+        for name, (pool, worker) in self._workers.take_over(self._pools.values()).items():
+            self._members[name] = PoolMember(name, pool, worker, is_taken_over=True, may_be_used=True)
         for pool in self._pools.values():
-            num_adopted = len(self._members_of(pool))
-            self._sizes.desired_counts[pool.name] = max(pool.count, min(num_adopted, pool.max))
+            num_taken_over = len(self._members_of(pool))
+            self._sizes.desired_counts[pool.name] = max(pool.count, min(num_taken_over, pool.max))
         self._reconcile()
 
     def is_ready(self) -> bool:
@@ -192,14 +192,14 @@ class Fleet:
         self._update(now_s, reports)
         return all(self._is_unused(member, now_s) for member in self.members)
 
-    def end_all(self, keeps_adopted: bool = False) -> None:
+    def end_all(self, keeps_taken_over: bool = False) -> None:
         """Stop all workers at the same time, and kill those that do not stop within seconds.
 
-        keeps_adopted: whether workers that an earlier launcher started are left running. The launcher sets it if its
+        keeps_taken_over: whether workers that an earlier launcher started are left running. The launcher sets it if its
         own start has failed.
         """
         for member in self.members:
-            if not (keeps_adopted and member.is_adopted):
+            if not (keeps_taken_over and member.is_taken_over):
                 self._begin_end(member)
         while self._ending:
             self._end_stopped(self._clock())
@@ -280,7 +280,7 @@ class Fleet:
             return
         self._counted_at_s = now_s
         for member in self.members:
-            if member.is_adopted or not self._is_first(member):
+            if member.is_taken_over or not self._is_first(member):
                 continue
             num_ends = member.worker.num_restarts()
             if num_ends < _MAX_ENDS:
@@ -311,7 +311,7 @@ class Fleet:
 
     def _is_kept(self, member: PoolMember) -> bool:
         """Return whether the worker is started again and again after a life that did not start."""
-        return member.has_served or member.is_adopted or not self._is_needed(member.pool)
+        return member.has_served or member.is_taken_over or not self._is_needed(member.pool)
 
     def _is_first(self, member: PoolMember) -> bool:
         """Return whether a failure of the worker now is one of the system's first start."""
@@ -333,7 +333,7 @@ class Fleet:
         """Start a worker again after a pause, since a missing file may come back. Each reason is logged once."""
         if why != member.why:
             again = ""
-            if member.has_served or member.is_adopted:
+            if member.has_served or member.is_taken_over:
                 again = " again"
             log.error("%s does not start%s: %s", member.name, again, why)
         member.record_failed_start(why, now_s)

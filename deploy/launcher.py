@@ -97,7 +97,7 @@ class Launcher:
 
     def _check_models(self) -> None:
         """Raise ConfigError, before Ray starts, if a model's path does not exist."""
-        needed: Sequence[Pool] = self._config.targets
+        needed: Sequence[Pool] = self._config.target_pools
         if self._needs_drafts:
             needed = self._config.pools
         for pool in needed:
@@ -142,7 +142,7 @@ class Launcher:
             self._end(fleet)
             raise
         except BaseException:  # workers of an earlier launcher go on serving gateways
-            fleet.end_all(keeps_adopted=True)
+            fleet.end_all(keeps_taken_over=True)
             raise
         self._end(fleet)
 
@@ -165,7 +165,7 @@ class Launcher:
             waited_s = time.monotonic() - started_s
             pools: Sequence[Pool] = self._config.pools
             if waited_s >= drafts_limit_s:
-                pools = self._config.targets
+                pools = self._config.target_pools
             try:
                 return self._placements(pools, cluster)
             except ConfigError as error:
@@ -218,7 +218,7 @@ class Launcher:
     def _tick(self, fleet: Fleet) -> None:
         changed = fleet.tick(self._registry.reports())
         if changed is not None:
-            self._registry.publish(changed)
+            self._registry.send_membership(changed)
 
     def _end(self, fleet: Fleet) -> None:
         """Drain the workers for at most their drain_timeout_s, and end them."""
@@ -227,7 +227,7 @@ class Launcher:
             notice_s = NOTICE_S
         changed = fleet.drain_all(notice_s)
         if changed is not None:
-            self._registry.publish(changed)
+            self._registry.send_membership(changed)
         limit_s = max(pool.worker.drain_timeout_s for pool in self._config.pools)
         deadline_s = time.monotonic() + limit_s
         while (

@@ -55,7 +55,7 @@ class PoolMember:
     """Last reply to GetInfo of the worker's present process; None before the first."""
     info_at_s: float = 0.0
     """Time of the call to which `info` is the reply."""
-    is_adopted: bool = False
+    is_taken_over: bool = False
     """Whether an earlier launcher started the worker."""
     may_be_used: bool = False
     """Whether gateways may have streams to the worker. True once its present process has served, and for an adopted
@@ -76,7 +76,7 @@ class PoolMember:
     before the first."""
     query_at_s: float | None = None
     """Time at which the launcher next asks the worker's Ray actor how its start went; None if it is not to ask."""
-    num_refused: int = 0
+    num_failed_starts: int = 0
     """Number of failed starts of the worker since its last successful one."""
     why: str = ""
     """Reason why the last start failed, for the log; empty if it succeeded. It may contain paths of files."""
@@ -111,15 +111,15 @@ class PoolMember:
         why: reason of the failure. now_s: present time.
         """
         self.end_life()
-        self.retry_at_s = now_s + min(2.0 ** min(self.num_refused, 4), MAX_RETRY_S)
-        self.num_refused += 1
+        self.retry_at_s = now_s + min(2.0 ** min(self.num_failed_starts, 4), MAX_RETRY_S)
+        self.num_failed_starts += 1
         self.why = why
 
     def record_serving(self) -> None:
         """Record that the worker's present process serves. Earlier failed starts no longer count."""
         self.state = SERVING
         self.has_served = True
-        self.num_refused = 0
+        self.num_failed_starts = 0
         self.why = ""
         self.retry_at_s = None
 

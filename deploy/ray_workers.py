@@ -1,10 +1,10 @@
 """Create, find, call, restart and end the actors of workers. For `launcher.py` and `fleet.py`; no other module calls
 actors.
 
-No function here waits except `adopt`: an actor that restarts replies when it is back, which may be never.
+No function here waits except `take_over`: an actor that restarts replies when it is back, which may be never.
 
 A split target is one placement group on one machine. Its ranks connect through a folder and add up the results of every
-layer: rank 0 is the worker itself, the others are followers. They end with the launcher.
+layer: rank 0 is the worker itself, the others are `RankActor`s. They end with the launcher.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.actors import ActorSpec, FollowerActor, StartedActor, StartFailure, WorkerActor
+from deploy.actors import ActorSpec, RankActor, StartedActor, StartFailure, WorkerActor
 from deploy.placement import Placement
 from outrider.engine.parallel.meeting import SOCKET
 from outrider.wire.errors import Unavailable
@@ -37,8 +37,8 @@ STOP_GRACE_S = 2.0
 
 
 class Ranks:
-    """Ranks (processes) of one tensor-parallel target, in one placement group of Ray. Call `start_followers` and `stop`
-    once each.
+    """Ranks (processes) of one tensor-parallel target, in one placement group of Ray. Call `start_other_ranks` and
+    `stop` once each.
     """
 
     def __init__(self, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
@@ -52,7 +52,7 @@ class Ranks:
         self._cores: Sequence[Collection[int] | None] = [None] * num_ranks
         if cpu_cores:
             self._cores = split_evenly(parse_cores(cpu_cores), num_ranks)
-        self._followers: list[Any] = []
+        self._other_ranks: list[Any] = []
         # Without the worker's name, since a socket's path may have 107 bytes.
         folder = f"outrider-ranks-{secrets.token_hex(4)}"
         if parent is None:
@@ -86,7 +86,7 @@ class Ranks:
         alone = {name: value for name, value in options.items() if name != "label_selector"}  # the group has it
         return {**alone, "scheduling_strategy": strategy}
 
-    def start_followers(self, options: dict[str, Any]) -> None:
+    def start_other_ranks(self, options: dict[str, Any]) -> None:
         """Start the actors of ranks 1 and up. options: Ray options that an actor would have outside of a placement
         group.
         """
@@ -95,16 +95,16 @@ class Ranks:
         for rank in range(1, placement.num_ranks):
             mine = {**self.options(options, rank), "name": f"{options['name']}-rank-{rank}"}
             arguments = (self.folder, rank, self.cores_of(rank), placement.num_cores, placement.visible_devices)
-            self._followers.append(ray.remote(FollowerActor).options(**mine).remote(*arguments))
+            self._other_ranks.append(ray.remote(RankActor).options(**mine).remote(*arguments))
 
     def stop(self) -> None:
         """Kill the actors of ranks 1 and up, and release the resources of all ranks. Call it after the target has
         ended.
         """
         ray = _ray()
-        for follower in self._followers:
+        for actor in self._other_ranks:
             with contextlib.suppress(Exception):
-                ray.kill(follower, no_restart=True)
+                ray.kill(actor, no_restart=True)
         with contextlib.suppress(Exception):
             ray.util.remove_placement_group(self._group)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -252,20 +252,20 @@ class RayWorkers:
         options = self._options(member, placement)
         if placement.num_ranks > 1:
             ranks = Ranks(placement, pool.worker.cpu_cores, self._folder)
-            ranks.start_followers(options)
+            ranks.start_other_ranks(options)
             spec.settings.update(cpu_cores=ranks.cores_of(0))
             spec = replace(spec, ranks_folder=ranks.folder)
             options = ranks.options(options, 0)
         return RayWorker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
 
-    def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, RayWorker]]:
+    def take_over(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, RayWorker]]:
         """Return, by name, the workers that an earlier launcher of this system left running with the same settings as
         now, each with its pool.
 
         Workers with other settings are drained and ended. A worker that does not reply is ended at once.
         """
         pools_by_name = {pool.name: pool for pool in pools}
-        adopted: dict[str, tuple[Pool, RayWorker]] = {}
+        taken_over: dict[str, tuple[Pool, RayWorker]] = {}
         replaced: list[tuple[Any, ActorSpec]] = []
         for name in self._names_on_cluster():
             try:
@@ -280,12 +280,12 @@ class RayWorkers:
             pool = pools_by_name.get(spec.pool)
             if pool is not None and self._spec(pool, spec.member) == spec:
                 log.info("%s runs already", spec.member)
-                adopted[spec.member] = (pool, RayWorker(actor, None))
+                taken_over[spec.member] = (pool, RayWorker(actor, None))
             else:
                 log.info("%s runs with other settings than now: it drains, and another is started", spec.member)
                 replaced.append((actor, spec))
         _drain_and_kill(replaced)
-        return adopted
+        return taken_over
 
     def _names_on_cluster(self) -> list[str]:
         if not self._is_lasting:

@@ -55,7 +55,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 reports.append(report)
         return reports
 
-    def publish(self, membership: pb.WorkerList) -> None:
+    def send_membership(self, membership: pb.WorkerList) -> None:
         """Send a new list of workers to all gateways. Call it on the loop's thread."""
         self._membership = membership
         self._changed.set()  # wakes those that wait for this event; the next ones wait for another
@@ -167,12 +167,12 @@ class Registry:
             raise ConfigError(f"ray.registry is {address!r}: {error.message}", param="registry") from None
         return self.address
 
-    def publish(self, membership: pb.WorkerList) -> None:
+    def send_membership(self, membership: pb.WorkerList) -> None:
         """Send a new list of workers to all gateways. May be called on any thread."""
         assert self._servicer is not None
         message = pb.WorkerList(protocol=PROTOCOL)
         message.MergeFrom(membership)
-        self._server.post([lambda: self._servicer.publish(message)])  # type: ignore[union-attr]
+        self._server.post([lambda: self._servicer.send_membership(message)])  # type: ignore[union-attr]
 
     def reports(self) -> list[pb.GatewayReport]:
         """Return the last reports of the gateways. May be called on any thread."""

@@ -41,7 +41,7 @@ def _parts(base: WorkerBase[Any]) -> WorkerParts:
     from draft_service.servicer import DraftServicer, PairingCheck
     from draft_service.targets.deliveries import Deliverer
     from draft_service.targets.pairing import WiringTest
-    from draft_service.targets.registration import HeadOffer
+    from draft_service.targets.registration import SerializedHead
     from draft_service.targets.vocabularies import TargetVocabularies
     from outrider.engine.worker.worker_handle import WorkerParts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
@@ -50,10 +50,10 @@ def _parts(base: WorkerBase[Any]) -> WorkerParts:
     metrics = base.metrics
     service = base.service
     info = state.info()
-    offer = None
+    head = None
     if info.needs_features:
-        offer = HeadOffer.of(state.head.projection)
-    deliverer = Deliverer(metrics, base.engine.submit, base.certificates, offer)
+        head = SerializedHead.of(state.head.projection)
+    deliverer = Deliverer(metrics, base.engine.submit, base.certificates, head)
     checks = list[PairingCheck]()
     if info.supports_retokenization:
         vocabularies = TargetVocabularies(info, service.tokenizer, service.own_vocabulary, deliverer.stub)

@@ -1,10 +1,10 @@
 """Keeps users' text from being tokenised as control tokens (setting `control_tokens_in_content`). Pure.
 
-Where a user's text spells a control token, a mark is inserted after its first character. The template copies the mark
-into its output, which is cut there before it is tokenised. So both halves are tokenised as text, while the control
-tokens that the template itself writes stay control tokens.
+Where a user's text spells a control token, a separator is inserted after its first character. The template copies the
+separator into its output, which is cut there before it is tokenised. So both halves are tokenised as text, while the
+control tokens that the template itself writes stay control tokens.
 
-    # content "a<eos>" becomes "a<MARKeos>", and the rendered text is cut to "...a<" and "eos>..."
+    # content "a<eos>" becomes "a<0123eos>", and the rendered text is cut to "...a<" and "eos>..."
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from gateway.confined.template_shape import Message
 from gateway.text_trie import trie_pattern
 
-MARK_DIGITS = 16
-"""Number of random digits of a mark, so many that no caller can guess it. Only digits are safe: templates may change
-the case of letters, and JSON escapes other characters."""
+SEPARATOR_DIGITS = 16
+"""Number of random digits of a separator, so many that no caller can guess it. Only digits are safe: templates may
+change the case of letters, and JSON escapes other characters."""
 WORDS = frozenset({"role", "type"})
 """Names of fields whose values a template compares with fixed words. In these values, and in all names of fields, only
-whole control tokens are marked. In other texts an incomplete control token at the beginning or the end is marked, too.
+whole control tokens are split. In other texts an incomplete control token at the beginning or the end is split, too.
 """
 
 
@@ -43,7 +43,7 @@ class ControlTokens:
                 self._begins.add(text[:size])
                 self._ends.add(text[size:])
 
-    def places_within(self, text: str) -> list[int]:
+    def positions_within(self, text: str) -> list[int]:
         """Return for each control token in the text the position after its first character, in ascending order.
 
         # "ab<eos>": [3]
@@ -52,22 +52,22 @@ class ControlTokens:
             return []
         return [match.start() + 1 for match in self._pattern.finditer(text)]
 
-    def places(self, text: str) -> list[int]:
+    def positions(self, text: str) -> list[int]:
         """Return the positions at which to cut a text so that no control token forms with text that the template adds.
 
-        These are the positions of `places_within`. If the text ends with the beginning of a control token, it is also
-        cut after that token's first character. If the text begins with the end of one, it is also cut at 0. The
+        These are the positions of `positions_within`. If the text ends with the beginning of a control token, it is
+        also cut after that token's first character. If the text begins with the end of one, it is also cut at 0. The
         positions are in ascending order.
 
             # "os>ab<e": [0, 6]
         """
-        places = set(self.places_within(text))
+        positions = set(self.positions_within(text))
         for at in range(max(0, len(text) - self._max_chars), len(text)):
             if text[at:] in self._begins:
-                places.add(at + 1)
+                positions.add(at + 1)
         if text and self._may_begin_inside(text):
-            places.add(0)
-        return sorted(places)
+            positions.add(0)
+        return sorted(positions)
 
     def _may_begin_inside(self, text: str) -> bool:
         if len(text) < self._max_chars and text in self._joined:
@@ -75,43 +75,44 @@ class ControlTokens:
         return any(text[:size] in self._ends for size in range(1, self._max_chars))
 
 
-class ContentMarks:
-    """Inserts a mark, a random number, into the control tokens that a request's texts spell.
+class ControlTokenSplitter:
+    """Inserts a separator, a random number, into the control tokens that a request's texts spell.
 
-    The rendered chat is cut at the marks before it is tokenised. Each control token is then in two pieces, which are
-    tokenised as text.
+    The rendered chat is cut at the separators before it is tokenised. Each control token is then in two pieces, which
+    are tokenised as text.
     """
 
     def __init__(self, tokens: ControlTokens) -> None:
         self._tokens = tokens
-        self.mark = f"{secrets.randbelow(10**MARK_DIGITS):0{MARK_DIGITS}d}"
-        self.num_marks = 0
+        self.separator = f"{secrets.randbelow(10**SEPARATOR_DIGITS):0{SEPARATOR_DIGITS}d}"
+        self.num_separators = 0
 
     def message(self, message: Message) -> Message:
-        """Return a copy of the message with the mark inserted in the control tokens of its texts.
+        """Return a copy of the message with the separator inserted in the control tokens of its texts.
 
-        All texts are marked that a template may write, such as contents, names and arguments of calls.
+        It is inserted in all texts that a template may write, such as contents, names and arguments of calls.
         """
         return {name: self._field(name, value) for name, value in message.items()}
 
     def chat(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], documents: Sequence[dict[str, Any]]
     ) -> tuple[list[Message], list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return copies of messages, tools and documents with the mark inserted in the control tokens of their texts.
+        """Return copies of messages, tools and documents with the separator inserted in the control tokens of their
+        texts.
 
         Raises RecursionError if they nest too deep.
         """
         return list(map(self.message, messages)), self.values(tools), self.values(documents)
 
     def values(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return copies of tools or documents with the mark inserted in the control tokens of their texts."""
-        return list(map(self._marked, values))
+        """Return copies of tools or documents with the separator inserted in the control tokens of their texts."""
+        return list(map(self._split, values))
 
-    def _marked(self, value: Any) -> Any:
+    def _split(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, list | tuple):
-            return list(map(self._marked, value))
+            return list(map(self._split, value))
         if isinstance(value, dict):
             return {self._word(name): self._field(name, child) for name, child in value.items()}
         return value
@@ -121,7 +122,7 @@ class ContentMarks:
             return self._word(value)
         if isinstance(value, str) and name == "arguments":
             return self._arguments(value)
-        return self._marked(value)
+        return self._split(value)
 
     def _arguments(self, text: str) -> str:
         # A call's arguments are JSON, in which a control token may be written with escapes.
@@ -129,24 +130,24 @@ class ContentMarks:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return self._text(text)
-        num_before = self.num_marks
-        marked = self._marked(value)
-        if self.num_marks == num_before:
+        num_before = self.num_separators
+        split = self._split(value)
+        if self.num_separators == num_before:
             return text
-        return json.dumps(marked, ensure_ascii=False)
+        return json.dumps(split, ensure_ascii=False)
 
     def _word(self, text: str) -> str:
-        return self._cut(text, self._tokens.places_within(text))
+        return self._cut(text, self._tokens.positions_within(text))
 
     def _text(self, text: str) -> str:
-        return self._cut(text, self._tokens.places(text))
+        return self._cut(text, self._tokens.positions(text))
 
-    def _cut(self, text: str, places: list[int]) -> str:
+    def _cut(self, text: str, positions: list[int]) -> str:
         parts: list[str] = []
         begin = 0
-        for place in places:
-            parts += [text[begin:place], self.mark]
-            begin = place
-            self.num_marks += 1
+        for position in positions:
+            parts += [text[begin:position], self.separator]
+            begin = position
+            self.num_separators += 1
         parts.append(text[begin:])
         return "".join(parts)

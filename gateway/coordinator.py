@@ -249,7 +249,7 @@ class RunningChoices:
         metrics = self._model.metrics.answers(request.model)
         ended = self._model.ended
         metrics.prompt_tokens.inc(len(request.caller_prompt_ids))
-        self._model.retries.request()
+        self._model.retries.note_choice()
         session_type = Session
         if request.params.beams is not None:
             session_type = BeamSession

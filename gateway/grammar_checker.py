@@ -1,6 +1,6 @@
-"""Checks grammars in separate processes, caches the verdicts, and turns refusals into errors.
+"""Checks grammars in separate processes, caches the results, and turns refusals into errors.
 
-A cached verdict is used only for the caller that sent the grammar. The time of a check shows whether the grammar was
+A cached result is used only for the caller that sent the grammar. The time of a check shows whether the grammar was
 cached, and a caller must not learn in that way what others send.
 """
 
@@ -44,7 +44,7 @@ class CheckerPool(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarVerdict:
+class GrammarResult:
     """Result of checking a grammar: passed, or refused with a reason."""
 
     grammar: str
@@ -52,9 +52,9 @@ class GrammarVerdict:
     """Reason why the grammar is refused (`grammar` is then empty); None if it passed."""
     param: str | None = None
     until_s: float = math.inf
-    """Monotonic time until which the verdict is valid, in seconds. Afterwards the grammar is checked again."""
+    """Monotonic time until which the result is valid, in seconds. Afterwards the grammar is checked again."""
 
-    def result(self) -> str:
+    def passed_grammar(self) -> str:
         """Return the text of the grammar. Raises InvalidRequest if it was refused."""
         if self.refusal is not None:
             raise InvalidRequest(self.refusal, param=self.param)
@@ -69,7 +69,7 @@ class GrammarVerdict:
         return ENTRY_BYTES + len(self.grammar) + len(self.refusal or "")
 
 
-class Verdicts:
+class GrammarResults:
     """A cache of the results of grammar checks, by caller and digest of the request, with at most `max_bytes` bytes.
 
     If it is full, the least recently used result of the caller with the most bytes is dropped, so that no caller evicts
@@ -78,44 +78,44 @@ class Verdicts:
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: dict[bytes, OrderedDict[bytes, GrammarVerdict]] = {}
+        self._kept: dict[bytes, OrderedDict[bytes, GrammarResult]] = {}
         self._num_bytes: Counter[bytes] = Counter()
 
-    def get(self, caller: bytes, digest: bytes) -> GrammarVerdict | None:
+    def get(self, caller: bytes, digest: bytes) -> GrammarResult | None:
         """Return the cached result of a caller's request with this digest; None if there is none or it is no longer
         valid.
         """
         of_caller = self._kept.get(caller)
         if of_caller is None:
             return None
-        verdict = of_caller.get(digest)
-        if verdict is None or time.monotonic() > verdict.until_s:
+        result = of_caller.get(digest)
+        if result is None or time.monotonic() > result.until_s:
             return None
         of_caller.move_to_end(digest)
-        return verdict
+        return result
 
-    def keep(self, caller: bytes, digest: bytes, verdict: GrammarVerdict) -> None:
+    def keep(self, caller: bytes, digest: bytes, result: GrammarResult) -> None:
         """Cache the result of a check. If the cache is full, other results are dropped."""
         of_caller = self._kept.setdefault(caller, OrderedDict())
         previous = of_caller.pop(digest, None)
         if previous is not None:
             self._num_bytes[caller] -= previous.size_bytes
-        of_caller[digest] = verdict
-        self._num_bytes[caller] += verdict.size_bytes
+        of_caller[digest] = result
+        self._num_bytes[caller] += result.size_bytes
         while self._num_bytes.total() > self._max_bytes:
             self._drop_one()
 
     def _drop_one(self) -> None:
         ((caller, _),) = self._num_bytes.most_common(1)
-        _, verdict = self._kept[caller].popitem(last=False)
-        self._num_bytes[caller] -= verdict.size_bytes
+        _, result = self._kept[caller].popitem(last=False)
+        self._num_bytes[caller] -= result.size_bytes
         if not self._kept[caller]:
             del self._kept[caller], self._num_bytes[caller]
 
 
 @dataclass(slots=True)
 class _Check:
-    task: asyncio.Task[GrammarVerdict]
+    task: asyncio.Task[GrammarResult]
     num_waiting: int = 0
 
 
@@ -129,10 +129,10 @@ class GrammarChecker:
 
     def __init__(self, pool: CheckerPool) -> None:
         self._pool = pool
-        self._verdicts = Verdicts()
+        self._results = GrammarResults()
         self._checks: dict[tuple[bytes, bytes], _Check] = {}
         """Running checks for which a request waits, by caller and digest of the request."""
-        self._tasks: set[asyncio.Task[GrammarVerdict]] = set()
+        self._tasks: set[asyncio.Task[GrammarResult]] = set()
         """Tasks of all checks, including those being cancelled."""
 
     def start(self) -> None:
@@ -165,12 +165,12 @@ class GrammarChecker:
     async def _checked(self, caller: bytes, request: dict[str, Any], param: str) -> str:
         data = _encoded(request, param)
         digest = blake2b(data, digest_size=32).digest()
-        verdict = self._verdicts.get(caller, digest)
-        if verdict is None:
-            verdict = await self._shared(caller, digest, data, param)
-        return verdict.result()
+        result = self._results.get(caller, digest)
+        if result is None:
+            result = await self._shared(caller, digest, data, param)
+        return result.passed_grammar()
 
-    async def _shared(self, caller: bytes, digest: bytes, data: bytes, param: str) -> GrammarVerdict:
+    async def _shared(self, caller: bytes, digest: bytes, data: bytes, param: str) -> GrammarResult:
         key = (caller, digest)
         check = self._checks.get(key)
         if check is None:
@@ -187,22 +187,22 @@ class GrammarChecker:
                 self._checks.pop(key, None)
                 check.task.cancel()
 
-    async def _check(self, caller: bytes, digest: bytes, data: bytes, param: str) -> GrammarVerdict:
+    async def _check(self, caller: bytes, digest: bytes, data: bytes, param: str) -> GrammarResult:
         try:
-            verdict = GrammarVerdict(await self._pool.run(caller, data))
+            result = GrammarResult(await self._pool.run(caller, data))
         except WorkRefused as refused:
-            verdict = GrammarVerdict("", refused.message, refused.param)
+            result = GrammarResult("", refused.message, refused.param)
         except WorkExceeded as exceeded:
             setting = ""
             if exceeded.is_time:
                 setting = " (max_compile_s)"
             why = f"{param} takes more than {exceeded} to check{setting}; make it smaller"
-            verdict = GrammarVerdict("", why, param, time.monotonic() + EXCEEDED_KEPT_S)
+            result = GrammarResult("", why, param, time.monotonic() + EXCEEDED_KEPT_S)
         except WorkFailed as failed:
             log.error("a grammar could not be checked: %s", failed)
             raise OutriderError("internal error; the gateway's log has the place") from None
-        self._verdicts.keep(caller, digest, verdict)
-        return verdict
+        self._results.keep(caller, digest, result)
+        return result
 
 
 def _encoded(request: dict[str, Any], param: str) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
-from gateway.json_schema_parts import MAX_DEPTH, Place, Schema, SchemaRefused, children, moved, pointer
+from gateway.json_schema_parts import MAX_DEPTH, Schema, SchemaPath, SchemaRefused, children, moved, pointer
 from gateway.json_schemas import read_schema
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
@@ -74,7 +74,7 @@ def create_schema_grammar(schema: Schema | str, param: str, *, strict: bool) -> 
     param: name of the request's field, for errors. strict: whether the schema itself must also follow OpenAI's rules:
     every property is required, and no others are allowed. The output follows the schema in either case.
 
-    Raises InvalidRequest, which names the place in the schema below `param`.
+    Raises InvalidRequest, which names the path in the schema below `param`.
     """
     return _placed(lambda: _grammar_of_schema(_json_text(schema), strict), param)
 
@@ -85,7 +85,7 @@ def schema_text(schema: Schema | str, param: str, *, strict: bool) -> str:
     param: name of the request's field, for errors. strict: whether the schema itself must also follow OpenAI's rules:
     every property is required, and no others are allowed.
 
-    Raises InvalidRequest, which names the place in the schema below `param`.
+    Raises InvalidRequest, which names the path in the schema below `param`.
     """
     return _schema_of(create_schema_grammar(schema, param, strict=strict))
 
@@ -124,8 +124,8 @@ def _placed(work: Callable[[], str], param: str) -> str:
     try:
         grammar = work()
     except SchemaRefused as refused:
-        place = param + "".join(map(_step, refused.place))
-        raise InvalidRequest(f"{place} {refused.reason}", param=place) from None
+        path = param + "".join(map(_step, refused.path))
+        raise InvalidRequest(f"{path} {refused.reason}", param=path) from None
     num_bytes = len(grammar.encode())
     if num_bytes > MAX_GRAMMAR_BYTES:
         text = f"{param} makes a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed; make it smaller"
@@ -169,10 +169,10 @@ def _grammar_of_schema(text: str, strict: bool) -> str:
     began_s = time.thread_time()
     grammar = _compiled(schema)
     if error := error_of(grammar):
-        place: Place = ()
+        path: SchemaPath = ()
         if time.thread_time() < began_s + LOCATE_S:
-            place = _located(schema, error)
-        raise SchemaRefused(f"cannot be enforced: {error}", *place)
+            path = _located(schema, error)
+        raise SchemaRefused(f"cannot be enforced: {error}", *path)
     _check_wide(schema)
     return grammar
 
@@ -183,7 +183,7 @@ def _check_wide(schema: Schema) -> None:
     Each is tried alone, because the first steps of the whole schema meet the outermost object alone.
     """
     whole: Schema | None = None
-    for place, wide in _objects(schema):
+    for path, wide in _objects(schema):
         if len(wide["properties"]) <= MAX_ITEMS_IN_ROW // 8:
             continue
         whole = whole or moved(schema, "/$defs/whole")
@@ -191,21 +191,21 @@ def _check_wide(schema: Schema) -> None:
         assert isinstance(alone, dict)
         error = error_of(_compiled({**alone, "$defs": {"whole": whole}}))
         if "MAX_ITEMS_IN_ROW" in error:
-            raise SchemaRefused(f"cannot be enforced: {error}", *place)
+            raise SchemaRefused(f"cannot be enforced: {error}", *path)
 
 
-def _objects(schema: Schema) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _objects(schema: Schema) -> Iterator[tuple[SchemaPath, dict[str, Any]]]:
     """Skips an outermost object, which the first steps of the whole have examined."""
-    pending: list[tuple[Place, Schema]] = [((), schema)]
+    pending: list[tuple[SchemaPath, Schema]] = [((), schema)]
     while pending:
-        place, current = pending.pop()
+        path, current = pending.pop()
         for step, child in children(current):
-            pending.append(((*place, *step), child))
+            pending.append(((*path, *step), child))
         if isinstance(current, bool) or "properties" not in current:
             continue
-        is_outermost = not place and current.get("type") == "object"
+        is_outermost = not path and current.get("type") == "object"
         if not is_outermost:
-            yield place, current
+            yield path, current
 
 
 def _compiled(schema: Schema) -> str:
@@ -217,22 +217,23 @@ def _compiled(schema: Schema) -> str:
     return grammar
 
 
-def _located(schema: Schema, error: str) -> Place:
-    """Each place is tried alone, with the whole schema beside it for its references, as deep as the time allows.
+def _located(schema: Schema, error: str) -> SchemaPath:
+    """The schema at each path is tried alone, with the whole schema beside it for its references, as deep as the time
+    allows.
 
-    # the place with the same error: () -> ("properties", "a") -> ("properties", "a", "items"), whose children are sound
+    # the path with the same error: () -> ("properties", "a") -> ("properties", "a", "items"), whose children are sound
     """
     until_s = time.thread_time() + LOCATE_S
     definitions = {"whole": moved(schema, "/$defs/whole")}
-    place: Place = ()
+    path: SchemaPath = ()
     candidates = children(schema)
     while (candidate := next(candidates, None)) is not None and time.thread_time() < until_s:
         step, child = candidate
-        below = (*place, *step)
+        below = (*path, *step)
         if error_of(_compiled({"$defs": definitions, "$ref": f"#/$defs/whole{pointer(below)}"})) == error:
-            place = below
+            path = below
             candidates = children(child)
-    return place
+    return path
 
 
 # Expressions, choices, grammars
@@ -290,16 +291,16 @@ def _grammar_of_lark(text: str) -> str:
     return _checked(json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False))
 
 
-def _schema_at(text: str, begin: int, place: Place) -> tuple[str, int]:
+def _schema_at(text: str, begin: int, path: SchemaPath) -> tuple[str, int]:
     try:
         schema, end = json.JSONDecoder().raw_decode(text, begin)
         if isinstance(schema, dict) and schema.get("x-guidance") == LAYOUT:  # from `schema_text`
             del schema["x-guidance"]
         return _schema_of(_grammar_of_schema(_json_text(schema), False)), end
     except (ValueError, RecursionError) as error:
-        raise SchemaRefused(f"is no JSON: {error}", *place) from None
+        raise SchemaRefused(f"is no JSON: {error}", *path) from None
     except SchemaRefused as refused:
-        raise SchemaRefused(refused.reason, *place, *refused.place) from None
+        raise SchemaRefused(refused.reason, *path, *refused.path) from None
 
 
 def _schema_of(grammar: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import InvalidRequest
 
-FORMS = (
+INFILL_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
@@ -15,13 +15,13 @@ FORMS = (
 CodeGemma, StarCoder, SantaCoder, DeepSeek."""
 
 
-def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int]:
+def infill_ids(tokenizer: Tokenizer) -> tuple[int, int, int]:
     """Return the ids of the tokens before the prefix, between prefix and suffix, and after the suffix.
 
     Raises InvalidRequest if the tokenizer has none of the known families' tokens.
     """
-    for form in FORMS:
-        before, between, behind = map(tokenizer.control_id, form)
+    for texts in INFILL_TOKENS:
+        before, between, behind = map(tokenizer.control_id, texts)
         if before is not None and between is not None and behind is not None:
             return before, between, behind
     raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""The structure of a JSON Schema: keywords that contain schemas, places in a schema, and references. Pure.
+"""The structure of a JSON Schema: keywords that contain schemas, paths in a schema, and references. Pure.
 
-`gateway.json_schemas` uses it to check a caller's schema, `gateway.grammars` to find the place of an error.
+`gateway.json_schemas` uses it to check a caller's schema, `gateway.grammars` to find the path to an error.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ MAPS = ("properties", "patternProperties", "$defs", "definitions")
 DEFINITIONS = ("$defs", "definitions")
 
 Schema = dict[str, Any] | bool
-Place = tuple[str | int, ...]
-"""Place of a part in a schema: the keys and indices that lead to it from the top."""
+SchemaPath = tuple[str | int, ...]
+"""SchemaPath of a part in a schema: the keys and indices that lead to it from the top."""
 
 
 class SchemaRefused(Exception):
-    """A schema is refused. `reason` says why, and `place` is the place in the schema that causes it."""
+    """A schema is refused. `reason` says why, and `path` is the path in the schema that causes it."""
 
-    def __init__(self, reason: str, *place: str | int) -> None:
+    def __init__(self, reason: str, *path: str | int) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.place = place
+        self.path = path
 
 
 class PatternRefused(SchemaRefused):
     """Refusal of a schema because of the `pattern` of a string."""
 
 
-def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
+def children(schema: Schema) -> Iterator[tuple[SchemaPath, Schema]]:
     """Yield each schema directly within `schema`, with the keys and indices that lead to it; definitions come first.
 
     # {"anyOf": [a, b], "$defs": {"n": c}}: (("$defs", "n"), c), (("anyOf", 0), a), (("anyOf", 1), b)
@@ -56,13 +56,13 @@ def children(schema: Schema) -> Iterator[tuple[Place, Schema]]:
                 yield (key, name), child
 
 
-def pointer(place: Place) -> str:
-    """Return a place as a JSON pointer, escaped as in a `$ref`.
+def pointer(path: SchemaPath) -> str:
+    """Return a path as a JSON pointer, escaped as in a `$ref`.
 
     # ("properties", "a/b", "anyOf", 0): "/properties/a~1b/anyOf/0"
     """
     text = ""
-    for key in place:
+    for key in path:
         escaped = str(key).replace("~", "~0").replace("/", "~1")
         text += f"/{quote(escaped)}"
     return text

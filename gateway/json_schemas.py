@@ -1,6 +1,6 @@
 """Checks and simplifies a caller's JSON Schema, before `gateway.grammars` compiles it.
 
-A keyword that llguidance would ignore or get wrong is refused with its place, if it constrains the output. A keyword
+A keyword that llguidance would ignore or get wrong is refused with its path, if it constrains the output. A keyword
 that, by the standard, constrains nothing is dropped.
 """
 
@@ -17,8 +17,8 @@ from gateway.json_schema_parts import (
     MAX_DEPTH,
     SINGLE,
     PatternRefused,
-    Place,
     Schema,
+    SchemaPath,
     SchemaRefused,
     pointer,
 )
@@ -91,8 +91,8 @@ class _Reader:
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
-        self._schemas: dict[str, tuple[Place, dict[str, Any]]] = {}
-        """Schemas with their places, by pointer; true and false are absent."""
+        self._schemas: dict[str, tuple[SchemaPath, dict[str, Any]]] = {}
+        """Schemas with their paths, by pointer; true and false are absent."""
         self._pointers: set[str] = set()
         self._is_joined = False
         """Whether schemas are joined anywhere, so that the constraints of one may meet those of another."""
@@ -110,12 +110,12 @@ class _Reader:
         return enforced
 
     def _check_targets(self) -> None:
-        for place, schema in self._schemas.values():
+        for path, schema in self._schemas.values():
             if "$ref" in schema and self._target(schema) not in self._pointers:
                 where = "only places in the schema itself (#/...) are read"
                 if schema["$ref"].startswith("#"):
                     where = "there is no schema there"
-                raise SchemaRefused(f"is {reprlib.repr(schema['$ref'])}; {where}", *place, "$ref")
+                raise SchemaRefused(f"is {reprlib.repr(schema['$ref'])}; {where}", *path, "$ref")
 
     def _relax(self) -> None:
         """Turns a oneOf whose members are distinguished by a constant property into the same anyOf.
@@ -156,28 +156,28 @@ class _Reader:
             return reference
         return quote(unquote(reference.removeprefix("#").rstrip("/")))
 
-    def _schema(self, schema: Any, place: Place) -> Schema:
-        self._pointers.add(pointer(place))
+    def _schema(self, schema: Any, path: SchemaPath) -> Schema:
+        self._pointers.add(pointer(path))
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise SchemaRefused(f"is {reprlib.repr(schema)}, must be a schema: an object, true or false", *place)
-        if len(place) > 2 * MAX_DEPTH:
-            raise SchemaRefused(f"is deeper than {MAX_DEPTH} schemas in schemas (MAX_DEPTH)", *place)
+            raise SchemaRefused(f"is {reprlib.repr(schema)}, must be a schema: an object, true or false", *path)
+        if len(path) > 2 * MAX_DEPTH:
+            raise SchemaRefused(f"is deeper than {MAX_DEPTH} schemas in schemas (MAX_DEPTH)", *path)
         if self._strict:
-            _check_strict(schema, place)
+            _check_strict(schema, path)
         enforced: dict[str, Any] = {}
-        self._schemas[pointer(place)] = (place, enforced)
+        self._schemas[pointer(path)] = (path, enforced)
         for key, value in schema.items():
             if key in _KEYWORDS:
-                enforced[key] = self._keyword(key, value, (*place, key))
+                enforced[key] = self._keyword(key, value, (*path, key))
             elif key in NOT_ENFORCED and not _is_neutral(key, value):
                 remedy = ""
                 if key == "nullable":
                     remedy = ", and give a type as a list with null in it"
-                raise SchemaRefused(f"is a keyword that cannot be enforced here; leave it out{remedy}", *place, key)
+                raise SchemaRefused(f"is a keyword that cannot be enforced here; leave it out{remedy}", *path, key)
             else:
-                _check_depth(value, (*place, key))
+                _check_depth(value, (*path, key))
         _read_format(enforced)
         _move_bounds(enforced)
         num_joined = len(enforced.get("allOf", ())) + len(_JOINED & enforced.keys())
@@ -185,47 +185,47 @@ class _Reader:
         self._is_joined |= num_joined + has_own > 1
         return enforced
 
-    def _keyword(self, key: str, value: Any, place: Place) -> Any:
+    def _keyword(self, key: str, value: Any, path: SchemaPath) -> Any:
         if key in SINGLE:
-            return self._schema(value, place)
+            return self._schema(value, path)
         if key == "anyOf":
-            return self._any_of(_listed(value, place), place)
+            return self._any_of(_listed(value, path), path)
         if key in LISTS:
-            members = _listed(value, place)
-            return [self._schema(member, (*place, index)) for index, member in enumerate(members)]
+            members = _listed(value, path)
+            return [self._schema(member, (*path, index)) for index, member in enumerate(members)]
         if key in MAPS:
-            return self._map(key, value, place)
+            return self._map(key, value, path)
         if key == "enum":
-            for index, constant in enumerate(_listed(value, place)):
-                self._constant(constant, (*place, index))
+            for index, constant in enumerate(_listed(value, path)):
+                self._constant(constant, (*path, index))
         elif key == "const":
-            self._constant(value, place)
+            self._constant(value, path)
         elif key in _COUNTS:
             if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-                raise SchemaRefused(f"is {reprlib.repr(value)}, must be a whole number from 0 to 2^53", *place)
+                raise SchemaRefused(f"is {reprlib.repr(value)}, must be a whole number from 0 to 2^53", *path)
         elif key in _NUMBERS:
             value = _within_exact(key, value)
-            _check_number(value, place)
+            _check_number(value, path)
             if key == "multipleOf" and value <= 0:
-                raise SchemaRefused(f"is {value}, must be greater than 0", *place)
+                raise SchemaRefused(f"is {value}, must be greater than 0", *path)
         elif key == "required":
-            for name in _listed(value, place, min_len=0):
+            for name in _listed(value, path, min_len=0):
                 if not isinstance(name, str):
-                    raise SchemaRefused("must be a list of names", *place)
+                    raise SchemaRefused("must be a list of names", *path)
         elif key == "type":
             types = [value]
             if not isinstance(value, str):
-                types = _listed(value, place)
+                types = _listed(value, path)
             for name in types:
                 if name not in TYPES:
-                    raise SchemaRefused(f"is {reprlib.repr(name)}, must be one of {', '.join(TYPES)}", *place)
+                    raise SchemaRefused(f"is {reprlib.repr(name)}, must be one of {', '.join(TYPES)}", *path)
         elif key == "pattern":
-            _check_pattern(value, place)
+            _check_pattern(value, path)
         elif not isinstance(value, str):  # of format and $ref
-            raise SchemaRefused(f"is {reprlib.repr(value)}, must be a string", *place)
+            raise SchemaRefused(f"is {reprlib.repr(value)}, must be a string", *path)
         return value
 
-    def _any_of(self, members: list[Any], place: Place) -> list[Schema]:
+    def _any_of(self, members: list[Any], path: SchemaPath) -> list[Schema]:
         """A member whose pattern cannot be enforced is dropped if another member than null remains.
 
         An output that follows the remaining members follows the schema.
@@ -234,7 +234,7 @@ class _Reader:
         refused: PatternRefused | None = None
         for index, member in enumerate(members):
             try:
-                enforced.append(self._schema(member, (*place, index)))
+                enforced.append(self._schema(member, (*path, index)))
             except PatternRefused as error:
                 refused = refused or error
                 enforced.append(False)  # so that references find the others where they stood
@@ -242,48 +242,48 @@ class _Reader:
             raise refused
         return enforced
 
-    def _map(self, key: str, value: Any, place: Place) -> dict[str, Schema]:
+    def _map(self, key: str, value: Any, path: SchemaPath) -> dict[str, Schema]:
         if not isinstance(value, dict):
-            raise SchemaRefused(f"is {reprlib.repr(value)}, must be an object of schemas", *place)
+            raise SchemaRefused(f"is {reprlib.repr(value)}, must be an object of schemas", *path)
         if key == "patternProperties":
             for pattern in value:
-                _check_pattern(pattern, (*place, pattern))
-        return {name: self._schema(schema, (*place, name)) for name, schema in value.items()}
+                _check_pattern(pattern, (*path, pattern))
+        return {name: self._schema(schema, (*path, name)) for name, schema in value.items()}
 
-    def _constant(self, value: Any, place: Place, depth: int = 0) -> None:
+    def _constant(self, value: Any, path: SchemaPath, depth: int = 0) -> None:
         if depth > MAX_DEPTH:
-            raise SchemaRefused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
+            raise SchemaRefused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *path)
         if isinstance(value, dict):
             for key, child in value.items():
-                self._constant(child, (*place, key), depth + 1)
+                self._constant(child, (*path, key), depth + 1)
         elif isinstance(value, list):
             for index, child in enumerate(value):
-                self._constant(child, (*place, index), depth + 1)
+                self._constant(child, (*path, index), depth + 1)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            _check_number(value, place)
+            _check_number(value, path)
 
     def _check_multiples(self) -> None:
         # Several multipleOf are refused where they may meet: llguidance multiplies them in 32 bits.
-        multiples = [(*place, "multipleOf") for place, schema in self._schemas.values() if "multipleOf" in schema]
+        multiples = [(*path, "multipleOf") for path, schema in self._schemas.values() if "multipleOf" in schema]
         if self._is_joined and len(multiples) > 1:
             raise SchemaRefused("cannot be enforced beside another multipleOf where schemas are joined", *multiples[-1])
 
     def _check_counted(self) -> None:
         # Some counts cannot be enforced by llguidance: an unnamed property may repeat the name of an earlier one.
-        for place, schema in self._schemas.values():
+        for path, schema in self._schemas.values():
             if schema.get("minProperties", 0) > len(set(schema.get("required", ()))) + 1:
                 text = "cannot be enforced for more properties than are required and one: the same name may come again"
-                raise SchemaRefused(text, *place, "minProperties")
+                raise SchemaRefused(text, *path, "minProperties")
 
     def _check_references(self, name: str, above: frozenset[str]) -> None:
         if name in self._checked or name not in self._schemas:
             return
-        place, schema = self._schemas[name]
+        path, schema = self._schemas[name]
         if name in above:
-            raise SchemaRefused("comes back to itself by references alone", *place)
+            raise SchemaRefused("comes back to itself by references alone", *path)
         if len(above) > MAX_DEPTH:
             raise SchemaRefused(
-                f"has more than {MAX_DEPTH} schemas above it that it holds together with (MAX_DEPTH)", *place
+                f"has more than {MAX_DEPTH} schemas above it that it holds together with (MAX_DEPTH)", *path
             )
         joined: list[str] = []
         for key in _JOINED_LISTS:
@@ -352,52 +352,50 @@ def _within_exact(key: str, value: Any) -> Any:
     return value
 
 
-def _check_pattern(pattern: Any, place: Place) -> None:
+def _check_pattern(pattern: Any, path: SchemaPath) -> None:
     if not isinstance(pattern, str):
-        raise SchemaRefused(f"is {reprlib.repr(pattern)}, must be a string", *place)
+        raise SchemaRefused(f"is {reprlib.repr(pattern)}, must be a string", *path)
     if any(found["passed"] is None for found in _LOOKS.finditer(pattern)):
         raise PatternRefused(
             f"is {reprlib.repr(pattern)}, and look-around and backreferences cannot be enforced; leave the pattern "
             "out, or write one without them",
-            *place,
+            *path,
         )
 
 
-def _listed(value: Any, place: Place, min_len: int = 1) -> list[Any]:
+def _listed(value: Any, path: SchemaPath, min_len: int = 1) -> list[Any]:
     if not isinstance(value, list) or len(value) < min_len:
         what = "a list"
         if min_len:
             what = "a list that is not empty"
-        raise SchemaRefused(f"is {reprlib.repr(value)}, must be {what}", *place)
+        raise SchemaRefused(f"is {reprlib.repr(value)}, must be {what}", *path)
     return value
 
 
-def _check_depth(value: Any, place: Place, depth: int = 0) -> None:
+def _check_depth(value: Any, path: SchemaPath, depth: int = 0) -> None:
     # Responses echo a schema as it came, and orjson writes 254 levels.
     if depth > MAX_DEPTH:
-        raise SchemaRefused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
+        raise SchemaRefused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *path)
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
         for child in value:
-            _check_depth(child, place, depth + 1)
+            _check_depth(child, path, depth + 1)
 
 
-def _check_number(value: Any, place: Place) -> None:
+def _check_number(value: Any, path: SchemaPath) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise SchemaRefused(f"is {reprlib.repr(value)}, must be a number", *place)
+        raise SchemaRefused(f"is {reprlib.repr(value)}, must be a number", *path)
     if not abs(value) <= MAX_INTEGER:
-        raise SchemaRefused(
-            f"is {reprlib.repr(value)}, must be from -2^53 to 2^53: other numbers are not exact", *place
-        )
+        raise SchemaRefused(f"is {reprlib.repr(value)}, must be from -2^53 to 2^53: other numbers are not exact", *path)
 
 
-def _check_strict(schema: dict[str, Any], place: Place) -> None:
+def _check_strict(schema: dict[str, Any], path: SchemaPath) -> None:
     properties = schema.get("properties")
     if not isinstance(properties, dict) and schema.get("type") != "object":
         return
     if schema.get("additionalProperties") is not False:
-        raise SchemaRefused("must have additionalProperties: false, as strict is true", *place)
+        raise SchemaRefused("must have additionalProperties: false, as strict is true", *path)
     required = schema.get("required", [])
     if not isinstance(properties, dict):
         return
@@ -406,4 +404,4 @@ def _check_strict(schema: dict[str, Any], place: Place) -> None:
             text = (
                 f"must have {reprlib.repr(name)} in required, as strict is true; what may be absent has null as a type"
             )
-            raise SchemaRefused(text, *place)
+            raise SchemaRefused(text, *path)

@@ -17,7 +17,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import InvalidRequest, Unavailable
-from outrider.wire.requests.speculation import MAX_DRAFTS
+from outrider.wire.requests.speculation import MAX_DRAFT_WORKERS
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
@@ -131,8 +131,8 @@ def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respon
     for draft in message.tickets:
         tickets[draft.ticket] = draft.is_drafted
     num_tickets = len(message.tickets)
-    if not 1 <= len(tickets) == num_tickets <= MAX_DRAFTS:
-        raise InvalidRequest(f"a lease has {num_tickets} tickets, must have 1 to {MAX_DRAFTS}, each once")
+    if not 1 <= len(tickets) == num_tickets <= MAX_DRAFT_WORKERS:
+        raise InvalidRequest(f"a lease has {num_tickets} tickets, must have 1 to {MAX_DRAFT_WORKERS}, each once")
     if message.levels and num_tickets > 1:
         raise InvalidRequest(f"a beam search has {num_tickets} tickets, must have 1")
     return VerifyJob(

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
-from gateway.api.forms.messages_schemas import MESSAGES_IGNORED, MESSAGES_NEUTRAL, MessagesBody
-from gateway.api.forms.responses_options import RESPONSES_IGNORED, RESPONSES_NEUTRAL
-from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.layers.messages_schemas import MESSAGES_IGNORED, MESSAGES_NEUTRAL, MessagesBody
+from gateway.api.layers.responses_options import RESPONSES_IGNORED, RESPONSES_NEUTRAL
+from gateway.api.layers.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.schemas.other_parameters import IGNORED, NEUTRAL
 

@@ -97,12 +97,12 @@ def set_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tens
 
         # counts [3, 2]: the first slot has rows 0 to 2 of each output, the second slot rows 3 and 4
     """
-    parts = [own_parts(rows, counts) for rows in outputs]
+    parts = [split_rows(rows, counts) for rows in outputs]
     for draft_slot, *block in zip(slots, *parts, strict=True):
         draft_slot.block = Block(*block)
 
 
-def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+def split_rows(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
     """Split the rows of a tensor into consecutive parts: part i has counts[i] rows. If there are several parts, each is
     a copy, so that one part does not keep the memory of the others alive.
     """
@@ -196,7 +196,7 @@ class SequentialDrafter(MaskDrafter):
     def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
         super().__init__(feeder, shape)
         path = feeder.runner.path
-        assert isinstance(path, HeadPath) and isinstance(path.head, DFlashHead), "a head of this family"
+        assert isinstance(path, HeadPath) and isinstance(path.head, DFlashHead), "a head of this kind"
         assert path.head.markov_head is not None, "a sequential head"
         self._path = path
         self._head = path.head

@@ -1,4 +1,4 @@
-"""Makes the drafter of a draft worker. A new family of heads that drafts in an existing way needs no change here."""
+"""Makes the drafter of a draft worker. A new kind of heads that drafts in an existing way needs no change here."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Feeder:
             slot = cache_slot_of(draft_slot)
             if key in requests:
                 num_after = max(len(slot.cached), slot.num_feedable) + requests[key].num_new
-                step_requests[key] = StepRequest(Need.STEP, num_after)
+                step_requests[key] = StepRequest(Need.RUN, num_after)
             elif draft_slot.is_growing and needs_prefill(slot):
                 step_requests[key] = StepRequest(Need.PREFILL, slot.num_feedable)
         return step_requests

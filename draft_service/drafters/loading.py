@@ -12,8 +12,8 @@ from draft_service.slots.translated_slot import make_slot
 from outrider.engine.drafter_table import lookahead_rows_of, make_drafters
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.families import MODEL, PARD, HeadFamily, family_of, is_same, pard_block
 from outrider.engine.heads.head_loader import LoadedHead, load_head
+from outrider.engine.heads.kinds import MODEL, PARD, HeadKind, is_same, kind_of, pard_block
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loaded import ModelWorkerState, describe_model, load
@@ -94,17 +94,17 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
     ranks is lost.
     """
     files = Checkpoint(config.model, config.allow_pickle)
-    family = family_of(files, config.target_model)
-    if family is not MODEL and config.drafted_by != "none":
+    kind = kind_of(files, config.target_model)
+    if kind is not MODEL and config.drafted_by != "none":
         raise ConfigError(
             f"drafted_by is {config.drafted_by!r}, and {config.model} is no model that drafts token by token from ids "
             "alone: what follows a guess cannot be known beside it; leave drafted_by out",
             param="drafted_by",
         )
-    if family.network is not None:
-        return _load_head(config, epoch, family)
+    if kind.network is not None:
+        return _load_head(config, epoch, kind)
     block = None
-    if family is PARD:
+    if kind is PARD:
         block = pard_block(files)
     if config.target_model is not None and is_same(config.model, config.target_model):
         log.warning("the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model)
@@ -121,14 +121,14 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
     return state
 
 
-def _load_head(config: DraftConfig, epoch: int, family: HeadFamily) -> HeadState:
+def _load_head(config: DraftConfig, epoch: int, kind: HeadKind) -> HeadState:
     if config.target_model is None:
         raise ConfigError(
             f"{config.model} is a draft head, and target_model is missing: give the folder of the target that it was "
             "trained for, with --target-model",
             param="target_model",
         )
-    head = load_head(config, config.target_model, family, config.allow_pickle)
+    head = load_head(config, config.target_model, kind, config.allow_pickle)
     slots: OpenSlots[Any]
     limit = head.facts.context_limit
     make = partial(HeadSlot, head.projection.spec.width, head.network.lag)

@@ -72,7 +72,7 @@ class HeadSlot(Slot):
         """Return the features with which the slot's next num_tokens tokens are fed, [num_tokens, width] bfloat16."""
         start = self.first + len(self.cached) - self.lag
         data = np.frombuffer(self.features.read(start, start + num_tokens), dtype=np.uint16)
-        return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
+        return as_tensor(data.reshape(num_tokens, self.features.feature_bytes // 2))
 
     def store_features(self, start: int, data: FeatureBits, request_id: int) -> None:
         """Store features of consecutive tokens, which may come late or twice.

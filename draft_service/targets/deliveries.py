@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from draft_service.slot_jobs import FeaturesJob, FeaturesRequest
-from draft_service.targets.registration import HeadOffer
+from draft_service.targets.registration import SerializedHead
 from draft_service.targets.target_link import TargetLink
 from outrider.engine.speculation.nodes import Delivery, write_delivery
 from outrider.v1 import target_pb2_grpc
@@ -40,14 +40,14 @@ class Deliverer:
         metrics: WorkerMetrics,
         submit: Callable[[FeaturesJob], None],
         certificates: CertificateFolder | None = None,
-        offer: HeadOffer | None = None,
+        head: SerializedHead | None = None,
     ) -> None:
         """Create a deliverer. `submit`: function that passes received features to the engine thread. `certificates`:
-        for TLS; None without it. `offer`: the draft's head; None if it has none.
+        for TLS; None without it. `head`: the draft's head; None if it has none.
         """
         self._metrics = metrics
         self._certificates = certificates
-        self._open = partial(TargetLink, offer=offer, metrics=metrics, submit=submit)
+        self._open = partial(TargetLink, head=head, metrics=metrics, submit=submit)
         self._links: OrderedDict[str, TargetLink] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 

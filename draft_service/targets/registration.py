@@ -24,12 +24,12 @@ PIECE_BYTES = 4 << 20
 message."""
 MAX_PIECES_QUEUED = 4
 """Number of queued messages on the stream above which an upload waits before it queues its next piece."""
-OFFER_AGAIN_S = 5.0
+REGISTER_AGAIN_S = 5.0
 """Seconds after which a head that the target has refused is registered there again, once a slot requests features."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeadOffer:
+class SerializedHead:
     """Content of a head's registration at a target: the serialised projection, and its digest."""
 
     data: bytes
@@ -40,7 +40,7 @@ class HeadOffer:
     """Number of elements of one feature of the head."""
 
     @classmethod
-    def of(cls, projection: Projection) -> HeadOffer:
+    def of(cls, projection: Projection) -> SerializedHead:
         """Return the content of the registration of a head with this projection."""
         data = projection.to_bytes()
         return cls(data, digest_of(data), projection.spec.width)
@@ -51,15 +51,15 @@ class Registration:
     answer.
     """
 
-    def __init__(self, offer: HeadOffer, address: str, outbox: Outbox[tpb.Delivery | tpb.HeadRequest]) -> None:
-        self.offer = offer
+    def __init__(self, head: SerializedHead, address: str, outbox: Outbox[tpb.Delivery | tpb.HeadRequest]) -> None:
+        self.head = head
         self._address = address
         self._outbox = outbox
         self._epoch: int | None = None
-        """Epoch of the target to which the head was last offered; None before the first offer."""
+        """Epoch of the target to which the head was last registered; None before the first time."""
         self._answer = asyncio.Future[OutriderError | None]()
         """The target's answer: None if it accepts the head, or the error with which it refuses it."""
-        self._offered_s = 0.0
+        self._registered_s = 0.0
         self._sending: asyncio.Task[None] | None = None
 
     async def register(self, target_epoch: int) -> None:
@@ -69,7 +69,7 @@ class Registration:
         Raises `IncompatiblePair` if the target refuses the head. Raises `Unavailable` if the stream ends, or if another
         call registers the head at another epoch of the target meanwhile.
         """
-        error = await asyncio.shield(self._offer(target_epoch, 0.0))  # another caller may wait for it, too
+        error = await asyncio.shield(self._ensure_registered(target_epoch, 0.0))  # another caller may wait for it, too
         if error is not None:
             raise error
 
@@ -77,31 +77,31 @@ class Registration:
         """Request features from the target if the head is registered there. If it is not, only register the head; the
         slot requests its features again later.
 
-        A head that the target has refused is registered again after `OFFER_AGAIN_S` seconds, since the target may have
-        had no memory for it.
+        A head that the target has refused is registered again after `REGISTER_AGAIN_S` seconds, since the target may
+        have had no memory for it.
         """
-        answer = self._offer(target_epoch, OFFER_AGAIN_S)
+        answer = self._ensure_registered(target_epoch, REGISTER_AGAIN_S)
         if answer.done() and answer.result() is None:
             subscription = tpb.FeatureRequest(
                 target_epoch=target_epoch,
                 ticket=request.ticket,
-                digest=self.offer.digest,
+                digest=self.head.digest,
                 start=request.start,
                 id=request.id,
             )
             self._outbox.put(tpb.HeadRequest(features=subscription))
 
-    def _offer(self, target_epoch: int, again_s: float) -> asyncio.Future[OutriderError | None]:
+    def _ensure_registered(self, target_epoch: int, again_s: float) -> asyncio.Future[OutriderError | None]:
         is_refused = self._answer.done() and self._answer.result() is not None
-        if target_epoch != self._epoch or (is_refused and time.monotonic() >= self._offered_s + again_s):
+        if target_epoch != self._epoch or (is_refused and time.monotonic() >= self._registered_s + again_s):
             if not self._answer.done():
                 why = f"the target at {self._address} was started anew"
                 self._answer.set_result(Unavailable(why, retry_after_s=1.0))
             self._answer = asyncio.Future()
             self._epoch = target_epoch
-            self._offered_s = time.monotonic()
-            offer = self.offer
-            spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
+            self._registered_s = time.monotonic()
+            head = self.head
+            spec = tpb.HeadSpec(target_epoch=target_epoch, digest=head.digest, num_bytes=len(head.data))
             self._outbox.put(tpb.HeadRequest(head=spec))
         return self._answer
 
@@ -109,7 +109,7 @@ class Registration:
         """Handle the target's reply to the registration: upload the projection, or record that the head is accepted or
         refused. Drop a reply for another head or another epoch.
         """
-        if reply.digest != self.offer.digest or reply.target_epoch != self._epoch:
+        if reply.digest != self.head.digest or reply.target_epoch != self._epoch:
             return
         if reply.state == tpb.HEAD_STATE_NEEDS_WEIGHTS:
             self._sending = asyncio.create_task(self._send_weights(self._answer))
@@ -122,13 +122,13 @@ class Registration:
             self.settle(IncompatiblePair(why))
 
     async def _send_weights(self, answer: asyncio.Future[OutriderError | None]) -> None:
-        offer = self.offer
-        for offset in range(0, len(offer.data), PIECE_BYTES):
+        head = self.head
+        for offset in range(0, len(head.data), PIECE_BYTES):
             await self._outbox.wait_below(MAX_PIECES_QUEUED)
             if answer.done():
                 return
-            data = offer.data[offset : offset + PIECE_BYTES]
-            self._outbox.put(tpb.HeadRequest(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
+            data = head.data[offset : offset + PIECE_BYTES]
+            self._outbox.put(tpb.HeadRequest(weights=tpb.HeadWeights(digest=head.digest, offset=offset, data=data)))
 
     def settle(self, error: OutriderError | None) -> None:
         """Record how the registration ended, in place of an earlier outcome.

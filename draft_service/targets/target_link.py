@@ -11,7 +11,7 @@ import grpc.aio
 import numpy as np
 
 from draft_service.slot_jobs import FeaturesJob
-from draft_service.targets.registration import HeadOffer, Registration
+from draft_service.targets.registration import Registration, SerializedHead
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import Unavailable
@@ -40,13 +40,13 @@ class TargetLink:
         self,
         address: str,
         dialer: Dialer,
-        offer: HeadOffer | None,
+        head: SerializedHead | None,
         metrics: WorkerMetrics,
         submit: Callable[[FeaturesJob], None],
     ) -> None:
         """Open the stream.
 
-        `address`: the target's. `dialer`: opens connections to it. `offer`: the head to register before features are
+        `address`: the target's. `dialer`: opens connections to it. `head`: the head to register before features are
         requested; None for a draft without a head. `submit`: function that passes received features to the engine
         thread.
         """
@@ -70,8 +70,8 @@ class TargetLink:
             lambda item: item.ByteSize(),
         )
         self._registration: Registration | None = None
-        if offer is not None:
-            self._registration = Registration(offer, address, self._outbox)
+        if head is not None:
+            self._registration = Registration(head, address, self._outbox)
         self._watch = asyncio.create_task(self._until_broken())
 
     @property
@@ -124,7 +124,7 @@ class TargetLink:
         for head in batch.head_replies:
             self._registration.handle_reply(head)
         for chunk in batch.chunks:
-            await self._handle_rows(chunk, self._registration.offer.width)
+            await self._handle_rows(chunk, self._registration.head.width)
 
     async def _handle_rows(self, message: tpb.FeatureChunk, width: int) -> None:
         num_bytes = len(message.data)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.admission.prompts import Chat, PromptReader
 from gateway.admission.unchecked_request import Infill, Prompt
 from gateway.grammar_checker import GrammarChecker
-from gateway.infill import infill_marks
+from gateway.infill import infill_ids
 from gateway.output_format import OutputFormat
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import ToolOffer
@@ -77,7 +77,7 @@ async def prepare_prompt(
     if isinstance(prompt, Chat):
         prepared = await _prepare_chat(prompt, reader, name, grammars, grammar, bool(adds_special), max_ids)
     elif isinstance(prompt, Infill):
-        before, between, behind = infill_marks(reader.tokenizer)
+        before, between, behind = infill_ids(reader.tokenizer)
         begin = reader.tokenizer.encode("")  # what the tokenizer puts in front of every text
         first = await reader.encode(name, prompt.prefix, False)
         last = await reader.encode("suffix", prompt.suffix, False)

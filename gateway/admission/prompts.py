@@ -12,7 +12,7 @@ from gateway.admission.text_threads import TextThreads
 from gateway.chat_template import TextTooLong
 from gateway.confined.template_messages import merge_leading_systems
 from gateway.confined.template_shape import Message, text_of_content
-from gateway.control_tokens import ContentMarks
+from gateway.control_tokens import ControlTokenSplitter
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer, check_size
 from gateway.tools.reading import ReasoningBudget
@@ -77,10 +77,10 @@ class ChatSettings:
         )
 
 
-def _pieces(text: str, marks: ContentMarks | None) -> list[str]:
-    if marks is None:
+def _pieces(text: str, splitter: ControlTokenSplitter | None) -> list[str]:
+    if splitter is None:
         return [text]
-    return text.split(marks.mark)
+    return text.split(splitter.separator)
 
 
 class PromptReader:
@@ -197,7 +197,7 @@ class PromptReader:
         """
         return "".join(await self.render_pieces(name, chat, is_cut=is_cut))
 
-    def _marks(self, chat: Chat) -> ContentMarks | None:
+    def _splitter(self, chat: Chat) -> ControlTokenSplitter | None:
         by_settings = self._settings.control_tokens
         by_request = chat.control_tokens
         if by_settings == "text" and by_request == "allow":
@@ -208,7 +208,7 @@ class PromptReader:
             )
         if "text" not in (by_settings, by_request):
             return None
-        return ContentMarks(self.tokenizer.control_tokens)
+        return ControlTokenSplitter(self.tokenizer.control_tokens)
 
     async def render_pieces(self, name: str, chat: Chat, *, is_cut: bool = False) -> list[str]:
         """Return the text of a chat in pieces, which `encode_chat` tokenises one by one.
@@ -236,12 +236,12 @@ class PromptReader:
         messages = self._prepared(chat)
         end = ""
         documents = list(chat.documents)
-        marks = self._marks(chat)
-        if marks is not None:
+        splitter = self._splitter(chat)
+        if splitter is not None:
             try:
                 # On a thread: it looks at each character.
                 texts = (messages, tools, documents)
-                messages, tools, documents = await self.work(INLINE_CHARS + 1, marks.chat, *texts)
+                messages, tools, documents = await self.work(INLINE_CHARS + 1, splitter.chat, *texts)
             except RecursionError:
                 raise InvalidRequest("messages, tools or documents nest too deep; make them flatter") from None
         if chat.continues:
@@ -250,9 +250,9 @@ class PromptReader:
             last = messages[-1]
             messages[-1] = {**last, "content": f"{text_of_content(last['content'])}{end}"}
         max_chars = self._max_chars(is_cut)
-        num_mark_chars = 0
-        if marks is not None:
-            num_mark_chars = marks.num_marks * len(marks.mark)
+        num_separator_chars = 0
+        if splitter is not None:
+            num_separator_chars = splitter.num_separators * len(splitter.separator)
         try:
             text = await template.render(
                 messages,
@@ -261,7 +261,7 @@ class PromptReader:
                 tools,
                 documents=documents,
                 merges=self._settings.merges_systems,
-                max_chars=max_chars + num_mark_chars,
+                max_chars=max_chars + num_separator_chars,
                 caller=self._caller,
             )
         except TextTooLong:
@@ -271,7 +271,7 @@ class PromptReader:
                 param=name,
             ) from None
         if not end:
-            return _pieces(text, marks)
+            return _pieces(text, splitter)
         text, found, _ = text.rpartition(end)
         if not found:
             raise InvalidRequest(
@@ -279,7 +279,7 @@ class PromptReader:
                 "leave it out",
                 param="continue_final_message",
             )
-        return _pieces(text, marks)
+        return _pieces(text, splitter)
 
     def _max_chars(self, is_cut: bool) -> int:
         max_chars = self._max_body_bytes

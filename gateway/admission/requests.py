@@ -59,7 +59,7 @@ async def build_requests(
     num_chars = 2 * sum(map(len, unchecked.bad_words))
     words = await reader.work(num_chars, bad_word_ids, unchecked.bad_words, reader.tokenizer)
     for word in words:
-        check_rows("bad_words", word, facts.vocab_size, reader.tokenizer)
+        check_ids("bad_words", word, facts.vocab_size, reader.tokenizer)
     rule = _acceptance(unchecked.speculation, config)
     lenience = _lenience(unchecked.speculation, config)
     grammars = CallerGrammars(checker, caller_of(key_name, None))
@@ -119,7 +119,7 @@ async def build_requests(
             _max_prompt_tokens(unchecked, facts),
         )
         if not isinstance(prompt, tuple):
-            check_rows(unchecked.names.prompt, prepared.ids, facts.vocab_size, reader.tokenizer)
+            check_ids(unchecked.names.prompt, prepared.ids, facts.vocab_size, reader.tokenizer)
         request = _request_of(template, unchecked, facts, prepared, may_be_cut)
         requests += _choices(_with_answer_stops(request, reader.tokenizer), unchecked)
     return tuple(requests)
@@ -179,7 +179,7 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
     return tuple(sequences)
 
 
-def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
+def check_ids(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
     """Raise InvalidRequest if a token id has no row in the model's embedding, that is, if it is `vocab_size` or more.
 
     The error names the first such id. vocab_size: number of the model's logits. The tokenizer may have more ids. name:
@@ -217,7 +217,7 @@ async def _prediction_ids(unchecked: UncheckedRequest, facts: ServedFacts, reade
         text = tokenizer.token_text(token_id)
         if text in unchecked.prediction:  # else the tokenizer put it there, such as for an unknown word
             raise InvalidRequest(f"{name} holds {text!r}, a special token, which is no text; leave it out", param=name)
-    check_rows(name, ids, facts.vocab_size, tokenizer)
+    check_ids(name, ids, facts.vocab_size, tokenizer)
     return ids
 
 

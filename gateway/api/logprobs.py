@@ -1,6 +1,6 @@
 """Writes log-probs of output tokens in OpenAI's two forms, and log-probs and ids of prompt tokens in vLLM's form.
 
-The results are plain dicts, for orjson. No I/O. `openai_responses.py` and `forms/responses_form.py` call it.
+The results are plain dicts, for orjson. No I/O. `openai_responses.py` and `layers/responses_writer.py` call it.
 """
 
 from __future__ import annotations

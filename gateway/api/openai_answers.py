@@ -1,6 +1,6 @@
 """Serves /v1/completions and /v1/chat/completions: runs a request's choices, and responds at once or with a stream.
 
-`gateway.api.routes` creates an OpenAIAnswer for each request. The forms in `openai_responses.py` write its choices.
+`gateway.api.routes` creates an OpenAIAnswer for each request. The writers in `openai_responses.py` write its choices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.api.http_io import DONE, JsonResponse, event
 from gateway.api.logprobs import PromptFields
-from gateway.api.openai_responses import ChatForm, CompletionForm, join_outputs, mean_logprob, with_prompt_logprobs
+from gateway.api.openai_responses import ChatWriter, CompletionWriter, join_outputs, mean_logprob, with_prompt_logprobs
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.usage import Json, Step, acceptance_of, usage_of, usage_so_far
 from gateway.generation import ChoiceUsage, GenerationRequest, RoundOutput
@@ -42,14 +42,14 @@ class OpenAIAnswer:
     async def whole(self) -> JsonResponse:
         """Run the request to its end, and return the response with all choices."""
         async with self.admission.answers(self.unchecked, self.incoming) as answers:
-            form = await self._create_form(answers.requests)
+            writer = await self._create_writer(answers.requests)
             rounds: list[list[RoundOutput]] = [[] for _ in answers.requests]
             async for index, output in answers.stream():
                 rounds[index].append(output)
         if self._is_small(answers.requests, rounds):
-            return self._response(answers.requests, form, rounds)
+            return self._response(answers.requests, writer, rounds)
         # There may be hundreds of thousands of entries: no other request waits for their JSON.
-        return await asyncio.to_thread(self._response, answers.requests, form, rounds)
+        return await asyncio.to_thread(self._response, answers.requests, writer, rounds)
 
     def _is_small(self, requests: tuple[GenerationRequest, ...], rounds: Sequence[Sequence[RoundOutput]]) -> bool:
         if self.unchecked.num_prompt_logprobs is not None:
@@ -65,17 +65,17 @@ class OpenAIAnswer:
     def _response(
         self,
         requests: tuple[GenerationRequest, ...],
-        form: CompletionForm | ChatForm,
+        writer: CompletionWriter | ChatWriter,
         rounds: Sequence[Sequence[RoundOutput]],
     ) -> JsonResponse:
-        answer = self._head(requests, form.object)
+        answer = self._head(requests, writer.object)
         outputs = with_prompt_logprobs([join_outputs(outputs) for outputs in rounds], self.unchecked.num_choices)
         usages = [output.usage for output in outputs if output.usage is not None]
         choices = []
         for position, index in enumerate(self._returned(outputs)):
-            choices.append(form.choice(index, outputs[index]) | {"index": position})
-        answer |= form.answer_fields(0, outputs[0])
-        usage = usage_of(usages, self.unchecked.num_choices, form.num_reasoning_tokens)
+            choices.append(writer.choice(index, outputs[index]) | {"index": position})
+        answer |= writer.answer_fields(0, outputs[0])
+        usage = usage_of(usages, self.unchecked.num_choices, writer.num_reasoning_tokens)
         steps = [(output.num_drafted, output.num_accepted) for output in rounds[0]]
         return JsonResponse({**answer, "choices": choices, "usage": usage, "metrics": self._metrics(requests, steps)})
 
@@ -96,8 +96,8 @@ class OpenAIAnswer:
         num_tokens: Counter[int] = Counter()
         begun: set[int] = set()  # choices that have an output
         async with self.admission.answers(self.unchecked, self.incoming) as answers:
-            form = await self._create_form(answers.requests)
-            head = self._head(answers.requests, form.chunk_object)
+            writer = await self._create_writer(answers.requests)
+            head = self._head(answers.requests, writer.chunk_object)
             if self.body.include_usage:
                 head["usage"] = None
             await self.admission.wait_for_slot(answers)
@@ -110,18 +110,18 @@ class OpenAIAnswer:
                 if output.usage is not None:
                     usages[index] = output.usage
                 if output.prompt_logprobs is None:
-                    chunk = form.chunk(index, output, first)
+                    chunk = writer.chunk(index, output, first)
                 else:
-                    chunk = await asyncio.to_thread(form.chunk, index, output, first)
+                    chunk = await asyncio.to_thread(writer.chunk, index, output, first)
                 if chunk is None:
                     continue
                 if self.body.continuous_usage:
                     head["usage"] = usage_so_far(len(answers.requests[index].caller_prompt_ids), num_tokens[index])
-                fields = form.answer_fields(index, output) if first else {}
+                fields = writer.answer_fields(index, output) if first else {}
                 yield event({**head, **fields, "choices": [chunk]})
         if self.body.include_usage:
             in_order = [usages[index] for index in sorted(usages)]
-            usage = usage_of(in_order, self.unchecked.num_choices, form.num_reasoning_tokens)
+            usage = usage_of(in_order, self.unchecked.num_choices, writer.num_reasoning_tokens)
             metrics = self._metrics(answers.requests, steps)
             yield event({**head, "choices": [], "usage": usage, "metrics": metrics})
         yield DONE
@@ -135,18 +135,18 @@ class OpenAIAnswer:
             acceptance = acceptance_of(with_drafts, num_spec_tokens, self.body.detailed_metrics)
         return {"speculative_decoding": acceptance}
 
-    async def _create_form(self, requests: tuple[GenerationRequest, ...]) -> CompletionForm | ChatForm:
+    async def _create_writer(self, requests: tuple[GenerationRequest, ...]) -> CompletionWriter | ChatWriter:
         body = self.body
         tokenizer = self.admission.generator.tokenizer(requests[0].model)
         if isinstance(body, ChatBody):
             readings = [request.reading for request in requests]
             prompts = self._prompt_fields(tokenizer, requests, None)
-            return ChatForm(tokenizer, bool(body.logprobs), readings, body.token_kinds, prompts)
+            return ChatWriter(tokenizer, bool(body.logprobs), readings, body.token_kinds, prompts)
         echoes: list[str] = []
         if body.echo:
             echoes = await self._echoes(tokenizer, requests)
         prompts = self._prompt_fields(tokenizer, requests, body.num_echoed_logprobs)
-        return CompletionForm(tokenizer, body.logprobs is not None, echoes, body.token_kinds, prompts)
+        return CompletionWriter(tokenizer, body.logprobs is not None, echoes, body.token_kinds, prompts)
 
     async def _echoes(self, tokenizer: Tokenizer, requests: tuple[GenerationRequest, ...]) -> list[str]:
         """Return the text of the prompt of each choice."""

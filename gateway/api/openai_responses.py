@@ -1,6 +1,7 @@
 """Writes outputs as the choices and chunks of /v1/completions and /v1/chat/completions: plain dicts, for orjson.
 
-`gateway.api.openai_answers` calls it. The forms in `gateway.api.forms` parse text with its `ChoiceReader`, too. No I/O.
+`gateway.api.openai_answers` calls it. The writers in `gateway.api.layers` parse text with its `ChoiceReader`, too. No
+I/O.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionForm:
+class CompletionWriter:
     """Writes the choices of a response of /v1/completions, whole or as chunks of a stream."""
 
     tokenizer: Tokenizer
@@ -89,10 +90,11 @@ class CompletionForm:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatForm:
+class ChatWriter:
     """Writes the choices of a response of /v1/chat/completions, whole or as chunks of a stream.
 
-    The outputs of each choice must be passed once, in order, because the form parses them for tool calls and reasoning.
+    The outputs of each choice must be passed once, in order, because the writer parses them for tool calls and
+    reasoning.
     """
 
     tokenizer: Tokenizer

@@ -22,11 +22,6 @@ from starlette.responses import PlainTextResponse, Response
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.request_checks import check_request, find_model, requested_model
 from gateway.admission.unchecked_request import UncheckedRequest
-from gateway.api.forms.layers import FormFactory, LayerAnswer
-from gateway.api.forms.messages_form import MessageForm
-from gateway.api.forms.messages_schemas import CountBody, MessagesBody
-from gateway.api.forms.responses_form import ResponseForm
-from gateway.api.forms.responses_schemas import ResponsesBody
 from gateway.api.http_io import (
     CLIENT_CLOSED,
     MESSAGES_PING,
@@ -36,6 +31,11 @@ from gateway.api.http_io import (
     is_anthropic_path,
     while_connected,
 )
+from gateway.api.layers.layer_answer import LayerAnswer, WriterFactory
+from gateway.api.layers.messages_schemas import CountBody, MessagesBody
+from gateway.api.layers.messages_writer import MessageWriter
+from gateway.api.layers.responses_schemas import ResponsesBody
+from gateway.api.layers.responses_writer import ResponseWriter
 from gateway.api.openai_answers import OpenAIAnswer
 from gateway.api.openapi import errors, events, named_event_stream
 from gateway.api.operations import Operations
@@ -160,20 +160,20 @@ class Routes:
     async def responses(self, request: Request, body: ResponsesBody) -> Response:
         """Respond in the form of OpenAI's Responses API. Responses are not stored."""
         answer_id = request.scope["answer_id"]
-        create_form = partial(ResponseForm, body, answer_id)
-        return await self._answer_layer(request, body, body.unchecked_request(answer_id), create_form)
+        create_writer = partial(ResponseWriter, body, answer_id)
+        return await self._answer_layer(request, body, body.unchecked_request(answer_id), create_writer)
 
     async def messages(self, request: Request, body: MessagesBody) -> Response:
         """Respond in the form of Anthropic's Messages API."""
         answer_id = request.scope["answer_id"]
-        create_form = partial(MessageForm, body.max_tokens, answer_id)
-        return await self._answer_layer(request, body, body.unchecked_request(answer_id), create_form)
+        create_writer = partial(MessageWriter, body.max_tokens, answer_id)
+        return await self._answer_layer(request, body, body.unchecked_request(answer_id), create_writer)
 
     async def _answer_layer(
-        self, request: Request, body: Layer, unchecked: UncheckedRequest, create_form: FormFactory
+        self, request: Request, body: Layer, unchecked: UncheckedRequest, create_writer: WriterFactory
     ) -> Response:
         token_kinds = body.speculation is not None and body.speculation.has_kinds
-        answer = LayerAnswer(self.admission, unchecked, request.scope["incoming"], create_form, token_kinds)
+        answer = LayerAnswer(self.admission, unchecked, request.scope["incoming"], create_writer, token_kinds)
         if body.stream:
             ping = PING
             if is_anthropic_path(request.url.path):

@@ -32,12 +32,12 @@ takes 60 MB."""
 MAX_WAIT_S = 10.0
 """Maximal time for which a request waits for a process, in seconds. Ten pieces of work that each reach the default
 limit, one second of CPU time, take as long."""
-STALLED = 10
+MAX_ELAPSED_FACTOR = 10
 """Elapsed time that a piece of work may take, as a multiple of its limit of CPU time. With 20 busy processes on two
 cores, each process gets a tenth of a core."""
-MIN_STALLED_S = 10.0
-"""Smallest limit of the elapsed time of a piece of work, in seconds: STALLED times the default limit of CPU time, which
-is one second."""
+MIN_ELAPSED_LIMIT_S = 10.0
+"""Smallest limit of the elapsed time of a piece of work, in seconds: MAX_ELAPSED_FACTOR times the default limit of CPU
+time, which is one second."""
 RETRY_S = 1.0
 """Seconds after which a request that got no process may be sent again. It is the default limit of the CPU time of one
 piece of work."""
@@ -170,7 +170,7 @@ class ConfinedPool:
     async def _send(self, caller: bytes, data: bytes) -> dict[str, Any]:
         process = await self._acquire(caller)
         try:
-            async with asyncio.timeout(max(MIN_STALLED_S, STALLED * self._cpu_s)):
+            async with asyncio.timeout(max(MIN_ELAPSED_LIMIT_S, MAX_ELAPSED_FACTOR * self._cpu_s)):
                 reply = await process.send(data)
         except NotBegun:
             self._num_processes -= 1  # the caller's work did not end it: the caller may have the other one at once

@@ -1,4 +1,4 @@
-"""Rewrites a chat's messages into the form that a template reads, and into other forms if it refuses them.
+"""Rewrites a chat's messages into the format that a template reads, and into other formats if it refuses them.
 
 `templates.py` renders each result of `ways_of` until the template accepts one.
 """
@@ -12,7 +12,7 @@ import orjson
 
 from gateway.confined.template_shape import (
     SYSTEM_ROLES,
-    ArgumentsForm,
+    ArgumentsFormat,
     Message,
     TemplateShape,
     text_of_content,
@@ -52,16 +52,16 @@ def _merged_ways(messages: list[Message], shape: TemplateShape, merges: bool) ->
 
 def _written_ways(messages: list[Message], shape: TemplateShape) -> Iterator[list[Message]]:
     without_reasoning = [_without_reasoning(message) for message in messages]
-    for form in _forms_of_arguments(messages, shape):
-        yield [_written(message, shape, form) for message in messages]
+    for arguments_format in _formats_of_arguments(messages, shape):
+        yield [_written(message, shape, arguments_format) for message in messages]
         if without_reasoning != messages:  # some templates refuse reasoning beside text and calls
-            yield [_written(message, shape, form) for message in without_reasoning]
+            yield [_written(message, shape, arguments_format) for message in without_reasoning]
 
 
-def _forms_of_arguments(messages: list[Message], shape: TemplateShape) -> Sequence[ArgumentsForm]:
+def _formats_of_arguments(messages: list[Message], shape: TemplateShape) -> Sequence[ArgumentsFormat]:
     for message in messages:
         if message.get("tool_calls"):
-            return shape.arguments_forms()
+            return shape.arguments_formats()
     return (shape.arguments,)
 
 
@@ -79,12 +79,12 @@ def _without_reasoning(message: Message) -> Message:
     return fields
 
 
-def _written(message: Message, shape: TemplateShape, form: ArgumentsForm) -> Message:
+def _written(message: Message, shape: TemplateShape, arguments_format: ArgumentsFormat) -> Message:
     content = message["content"]
     calls = message.get("tool_calls")
     written = {**message, "content": _content(content, shape.contents.get(message["role"], "text"))}
     if calls:
-        written["tool_calls"] = [_written_call(call, form) for call in calls]
+        written["tool_calls"] = [_written_call(call, arguments_format) for call in calls]
         if not content:
             written["content"] = shape.call_content
     reasoning = message.get("reasoning_content")
@@ -93,18 +93,18 @@ def _written(message: Message, shape: TemplateShape, form: ArgumentsForm) -> Mes
     return written
 
 
-def _content(content: Any, form: str) -> Any:
-    if form == "text":
+def _content(content: Any, content_format: str) -> Any:
+    if content_format == "text":
         return text_of_content(content)
-    if form == "parts" and isinstance(content, str):
+    if content_format == "parts" and isinstance(content, str):
         return [{"type": "text", "text": content}]
     return content
 
 
-def _written_call(call: dict[str, Any], form: ArgumentsForm) -> dict[str, Any]:
+def _written_call(call: dict[str, Any], arguments_format: ArgumentsFormat) -> dict[str, Any]:
     function = call["function"]
     arguments = function["arguments"] or "{}"
-    if form == "object":
+    if arguments_format == "object":
         arguments = arguments_object(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -1,5 +1,5 @@
-"""Finds which forms of messages a chat template reads, by rendering messages with marked texts. Templates of different
-model families read different forms.
+"""Finds which formats of messages a chat template reads, by rendering messages with marked texts. Templates of
+different model families read different formats.
 
 `templates.py` calls `shape_of` once for each template; `template_messages.py` writes messages of that shape.
 """
@@ -16,11 +16,11 @@ Message = dict[str, Any]
 """A message of a chat as templates read it: an object with `role`, `content` and other fields."""
 Render = Callable[[list[Message]], str]
 """Function that renders messages with the template, and returns the text; empty if the template refuses them."""
-ContentForm = Literal["text", "parts", "both"]
-ArgumentsForm = Literal["object", "text"]
-ToolsForm = Literal["list", "text"]
+ContentFormat = Literal["text", "parts", "both"]
+ArgumentsFormat = Literal["object", "text"]
+ToolsFormat = Literal["list", "text"]
 
-_TOOLS_FORMS: tuple[ToolsForm, ...] = ("list", "text")
+_TOOLS_FORMATS: tuple[ToolsFormat, ...] = ("list", "text")
 SYSTEM_ROLES = ("system", "developer")
 """Roles of system messages, which instruct the model: the older and the newer name in OpenAI's API."""
 _MARK = "outrider-mark"
@@ -49,25 +49,25 @@ PROBE_TOOL: dict[str, Any] = {
 class TemplateShape:
     """The forms in which one chat template reads a message, such as `content` as a text or as a list of parts."""
 
-    contents: dict[str, ContentForm] = field(default_factory=dict)
+    contents: dict[str, ContentFormat] = field(default_factory=dict)
     """Form in which the template reads `content`, by role: a `text`, a list of `parts`, or `both`. For roles without an
     entry it is `text`."""
     call_content: str | None = ""
     """Content for an assistant message that has tool calls and no text. None for templates that write calls only if the
     content is null."""
-    arguments: ArgumentsForm = "object"
+    arguments: ArgumentsFormat = "object"
     """Form of a tool call's arguments (an object, or its JSON as text) that the template writes as JSON."""
 
-    message_tools: ToolsForm | None = None
+    message_tools: ToolsFormat | None = None
     """Form of a system message's `tools` (a list, or the JSON text of the functions) that the template writes. None for
     templates that read no tools there, or that read them from a variable."""
     marks_roles: bool = True
     """Whether the template adds anything to the text of a user's message. True also if it refuses a single user
     message."""
 
-    def arguments_forms(self) -> tuple[ArgumentsForm, ArgumentsForm]:
-        """Return the two forms of a tool call's arguments (`text`, `object`), with the form that the template reads
-        first.
+    def arguments_formats(self) -> tuple[ArgumentsFormat, ArgumentsFormat]:
+        """Return the two forms of a tool call's arguments (`text`, `object`), with the tools_format that the template
+        reads first.
         """
         if self.arguments == "text":
             return "text", "object"
@@ -79,22 +79,22 @@ def shape_of(render: Render) -> TemplateShape:
 
     render: renders messages with the template. If a message has tool calls, it must pass PROBE_TOOL to the template.
     """
-    contents: dict[str, ContentForm] = {}
+    contents: dict[str, ContentFormat] = {}
     user: Message = {"role": "user", "content": "hello"}
-    contents["user"] = _content_form(render, lambda content: [{"role": "user", "content": content}])
+    contents["user"] = _content_format(render, lambda content: [{"role": "user", "content": content}])
     if contents["user"] == "parts":
         user = {"role": "user", "content": _parts("hello")}
-    contents["system"] = _content_form(render, lambda content: [{"role": "system", "content": content}, user])
-    contents["assistant"] = _content_form(
+    contents["system"] = _content_format(render, lambda content: [{"role": "system", "content": content}, user])
+    contents["assistant"] = _content_format(
         render, lambda content: [user, {"role": "assistant", "content": content}, user]
     )
-    call_content, arguments = _call_form(render, user)
+    call_content, arguments = _call_format(render, user)
     call = _call(call_content, arguments)
-    contents["tool"] = _content_form(render, lambda content: [user, call, _result(content)])
+    contents["tool"] = _content_format(render, lambda content: [user, call, _result(content)])
     return TemplateShape(contents, call_content, arguments, _message_tools(render, user))
 
 
-def _content_form(render: Render, messages: Callable[[Any], list[Message]]) -> ContentForm:
+def _content_format(render: Render, messages: Callable[[Any], list[Message]]) -> ContentFormat:
     takes_text = _MARK in render(messages(_MARK))
     shown = render(messages(_parts(_MARK)))
     takes_parts = _MARK in shown and _AS_VALUE.search(shown) is None
@@ -105,21 +105,21 @@ def _content_form(render: Render, messages: Callable[[Any], list[Message]]) -> C
     return "parts"
 
 
-def _message_tools(render: Render, user: Message) -> ToolsForm | None:
-    """Return the first form in which the template writes the tools of a system message.
+def _message_tools(render: Render, user: Message) -> ToolsFormat | None:
+    """Return the first format in which the template writes the tools of a system message.
 
     A template that writes all fields of a message writes those of another name as well: it reads no tools.
     """
-    for form in _TOOLS_FORMS:
-        tools = tools_of_message([PROBE_TOOL], form)
+    for tools_format in _TOOLS_FORMATS:
+        tools = tools_of_message([PROBE_TOOL], tools_format)
         system = {"role": "system", "content": "", "tools": tools}
         other = {"role": "system", "content": "", "outrider_field": tools}
         if _NAME in render([system, user]) and _NAME not in render([other, user]):
-            return form
+            return tools_format
     return None
 
 
-def with_message_tools(messages: Sequence[Message], tools: Sequence[Any], form: ToolsForm) -> list[Message]:
+def with_message_tools(messages: Sequence[Message], tools: Sequence[Any], tools_format: ToolsFormat) -> list[Message]:
     """Return a chat's messages with the tools in the field `tools` of a system message.
 
     It is the chat's first message if that has a role of SYSTEM_ROLES, or else a new one without text before it.
@@ -128,19 +128,19 @@ def with_message_tools(messages: Sequence[Message], tools: Sequence[Any], form: 
     others = list(messages)
     if others and others[0]["role"] in SYSTEM_ROLES:
         first = others.pop(0)
-    return [{**first, "tools": tools_of_message(tools, form)}, *others]
+    return [{**first, "tools": tools_of_message(tools, tools_format)}, *others]
 
 
-def tools_of_message(tools: Sequence[Any], form: ToolsForm) -> Any:
+def tools_of_message(tools: Sequence[Any], tools_format: ToolsFormat) -> Any:
     """Return the tools as a template reads them from the field `tools` of a system message: a list, or a JSON text."""
-    if form == "list":
+    if tools_format == "list":
         return list(tools)
     return json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
 
 
-def _call_form(render: Render, user: Message) -> tuple[str | None, ArgumentsForm]:
-    """Return the first content and form of arguments with which the template writes the arguments of a call as JSON."""
-    for content, arguments in _call_forms():
+def _call_format(render: Render, user: Message) -> tuple[str | None, ArgumentsFormat]:
+    """Return the first content and format of arguments with which the template writes a call's arguments as JSON."""
+    for content, arguments in _call_formats():
         shown = render([user, _call(content, arguments), _result("done")])
         has_arguments = _KEY in shown and _VALUE in shown
         is_python = f"'{_KEY}'" in shown
@@ -149,13 +149,13 @@ def _call_form(render: Render, user: Message) -> tuple[str | None, ArgumentsForm
     return "", "object"
 
 
-def _call_forms() -> Iterator[tuple[str | None, ArgumentsForm]]:
+def _call_formats() -> Iterator[tuple[str | None, ArgumentsFormat]]:
     for content in ("", None):
         yield content, "object"
         yield content, "text"
 
 
-def _call(content: str | None, arguments: ArgumentsForm) -> Message:
+def _call(content: str | None, arguments: ArgumentsFormat) -> Message:
     value: Any = {_KEY: _VALUE}
     if arguments == "text":
         value = json.dumps(value)

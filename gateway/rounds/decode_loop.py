@@ -62,7 +62,7 @@ class Decoder:
         self._note_opened = note_opened
         self.session = session
         pools = model.pools_for(session.request)
-        self.drafts = [DraftSession(model, session, place, pool) for place, pool in enumerate(pools)]
+        self.drafts = [DraftSession(model, session, index, pool) for index, pool in enumerate(pools)]
         self.target = Verification(model, session, deadline_s)
         self._drafter = model.drafter_for(session.request)
         self._speculation: Speculation | None = None

@@ -37,10 +37,10 @@ class DraftSession:
     Another worker may take its place while the choice runs.
     """
 
-    def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
+    def __init__(self, model: ServedModel, session: Session, index: int = 0, pool: str | None = None) -> None:
         """Create the state, without a draft worker yet.
 
-        place: index among the drafts of the request. pool: name of the pool from which the draft is taken; None for
+        index: position among the drafts of the request. pool: name of the pool from which the draft is taken; None for
         any.
         """
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
@@ -48,7 +48,7 @@ class DraftSession:
         self._draft_label = model.series.label_of(None)
         """Value of the label `draft` for the series of the current draft, or of the last one."""
         self._session = session
-        self._place = place
+        self._index = index
         request = session.request
         config = model.config
         self._caller = request.scheduling.caller, request.params.greedy
@@ -181,7 +181,7 @@ class DraftSession:
         """Record what a verdict shows of the draft worker: whether it delivers, and whether enough draft tokens are
         accepted.
         """
-        outcome = verdict.outcomes[self._place]
+        outcome = verdict.outcomes[self._index]
         self._note_use(verdict, outcome)
         if self._replies is None:
             return
@@ -233,7 +233,7 @@ class DraftSession:
         message = session.open_message()
         if not draft.info.decoder_start_ids:  # it reads no source of an encoder
             message.ClearField("source_ids")
-        message.speculation.CopyFrom(replace(speculation, draft_index=self._place).to_proto())
+        message.speculation.CopyFrom(replace(speculation, draft_index=self._index).to_proto())
         # A draft with a shorter context drafts up to its end.
         max_tokens = draft.info.context_limit - session.num_prompt
         message.params.max_tokens = min(message.params.max_tokens, max_tokens)

@@ -111,7 +111,7 @@ class RequestRecord:
     request_id: str
     operation: str
     """Kind of request in OpenTelemetry's words: chat, text_completion or generate_content."""
-    place: TraceParent | None = None
+    trace_parent: TraceParent | None = None
     """Ids of the trace and of the request's span in it; None if the request is not traced."""
     outcome: str = "cancelled"
     """`ok`, `internal`, or the name of the error's class. Until the end it is `cancelled`, and stays so if the client
@@ -173,16 +173,16 @@ class RequestRecord:
     @property
     def traceparent(self) -> str:
         """`traceparent` header that the workers get with a slot; empty if the request is not traced."""
-        if self.place is None:
+        if self.trace_parent is None:
             return ""
-        return str(self.place)
+        return str(self.trace_parent)
 
     def add_round(self, ended: RoundRecord) -> None:
         """Add the record of a round that has just ended, with or without a verdict."""
         self.targets.add(ended.target)
         if ended.draft is not None:
             self.drafts.add(ended.draft)
-        if self.place is None or self.spans is None:
+        if self.trace_parent is None or self.spans is None:
             return
         ended_ns = time.time_ns()
         took_ns = max(int(1e9 * (time.monotonic() - ended.started_s)), ended.step_ns)
@@ -191,7 +191,7 @@ class RequestRecord:
         if ended.verdict is None:
             error = "no verdict"
         span_id = round_span_id(ended.ticket, ended.committed_len)
-        self.spans.add("round", self.place, began_ns, ended_ns, ended.facts(), error=error, span_id=span_id)
+        self.spans.add("round", self.trace_parent, began_ns, ended_ns, ended.facts(), error=error, span_id=span_id)
 
 
 class RequestRecords:
@@ -214,12 +214,12 @@ class RequestRecords:
         span: OpenSpan | None = None
         if self._spans is not None:
             span = self._spans.begin(operation, caller, started_ns, server=True)
-        place: TraceParent | None = None
+        trace_parent: TraceParent | None = None
         if span is not None:
-            place = span.place
-        record = RequestRecord(request_id, operation, place, spans=self._spans, metrics=self._metrics)
+            trace_parent = span.context
+        record = RequestRecord(request_id, operation, trace_parent, spans=self._spans, metrics=self._metrics)
         trace_id: str | None = None
-        if (in_trace := place or caller) is not None:
+        if (in_trace := trace_parent or caller) is not None:
             trace_id = in_trace.trace_hex
         token = _record.set(record)
         try:

@@ -38,7 +38,7 @@ def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
 def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
     """Count the draft tokens of one drafter that a round verified, and those that it accepted."""
     if outcome.num_drafted:
-        metrics.window.add(outcome.num_drafted, outcome.num_accepted)
+        metrics.recent_acceptance.add(outcome.num_drafted, outcome.num_accepted)
         metrics.draft_tokens.inc(outcome.num_drafted)
         metrics.accepted_tokens.inc(outcome.num_accepted)
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from gateway.tools.parts import Part
 
 T = TypeVar("T")
-Steps = Generator[Part | None, None, T]
+Parsing = Generator[Part | None, None, T]
 """Type of a generator that parses an output while the output grows, and whose result is a T.
 
 It yields each part that it has found, and None where it has to wait for more text. A caller is such a generator too,
@@ -32,12 +32,12 @@ _WORDS = re.compile(rf"{MARKER.pattern}|[^\s<\[]+|\S")
 """What white space may stand between: `[TOOL_CALLS][` has two words."""
 
 
-def words_of(form: str) -> list[str]:
+def words_of(fixed: str) -> list[str]:
     """Return the words of a fixed text. Between two words a model may write any white space.
 
-    `form`: the fixed text: `<a>\\n[{` has the words `<a>`, `[` and `{`.
+    `fixed`: the fixed text: `<a>\\n[{` has the words `<a>`, `[` and `{`.
     """
-    return _WORDS.findall(form)
+    return _WORDS.findall(fixed)
 
 
 class NotACall(Exception):
@@ -76,14 +76,14 @@ class Cursor:
         """Return whether the text so far has at least `num_chars` characters behind the cursor."""
         return len(self.text) - self.at >= num_chars
 
-    def more(self) -> Steps[bool]:
+    def more(self) -> Parsing[bool]:
         """Generator, for `yield from`: wait for more text. Its result is False if the output has ended, else True."""
         if self.is_final:
             return False
         yield None
         return True
 
-    def skip_space(self) -> Steps[None]:
+    def skip_space(self) -> Parsing[None]:
         """Generator, for `yield from`: move the cursor behind white space, by at most MAX_SPACE characters.
 
         It waits for more text until a character that is not white space has come, or the output has ended.
@@ -97,7 +97,7 @@ class Cursor:
             if not (yield from self.more()):
                 return
 
-    def matches(self, word: str) -> Steps[bool]:
+    def matches(self, word: str) -> Parsing[bool]:
         """Generator, for `yield from`: its result is whether `word` follows the cursor. If so, move behind it.
 
         It waits for more text as long as that may complete the word.
@@ -110,28 +110,28 @@ class Cursor:
             if not word.startswith(found) or not (yield from self.more()):
                 return False
 
-    def follows(self, form: str) -> Steps[bool]:
+    def follows(self, fixed: str) -> Parsing[bool]:
         """Generator, for `yield from`: its result is whether a fixed text follows the cursor. If so, move behind it.
 
-        `form`: the fixed text, of which only the words count: "</a>\\n<b>" also matches "</a> <b>" in the output.
+        `fixed`: the fixed text, of which only the words count: "</a>\\n<b>" also matches "</a> <b>" in the output.
         """
         begin = self.at
-        for word in words_of(form):
+        for word in words_of(fixed):
             yield from self.skip_space()
             if not (yield from self.matches(word)):
                 self.at = begin
                 return False
         return True
 
-    def expect(self, form: str) -> Steps[None]:
-        """Generator, for `yield from`: move behind the fixed text `form`, with any white space between its words.
+    def expect(self, fixed: str) -> Parsing[None]:
+        """Generator, for `yield from`: move behind the fixed text `fixed`, with any white space between its words.
 
         Raises NotACall if it does not follow the cursor.
         """
-        if not (yield from self.follows(form)):
+        if not (yield from self.follows(fixed)):
             raise NotACall
 
-    def until(self, ends: Sequence[str], max_chars: int = MAX_NAME) -> Steps[tuple[str, str]]:
+    def until(self, ends: Sequence[str], max_chars: int = MAX_NAME) -> Parsing[tuple[str, str]]:
         """Generator, for `yield from`: its result is (text in front of the end, end), and it moves behind the end.
 
         The end is the one of `ends` that comes first. Raises NotACall if the next `max_chars` characters have none.

@@ -32,13 +32,13 @@ class Tool:
     """JSON Schema of the tool's arguments, which are an object. None = the tool has no parameters."""
     strict: bool | None = None
     """Whether every call has to follow the schema; the request is refused if that cannot be enforced. None = False."""
-    schema_place: str | None = None
+    schema_path: str | None = None
     """Path of `parameters` in the request, for errors. None = `tools[INDEX].function.parameters`, the path in a request
     of `/v1/chat/completions`."""
 
-    def place(self, index: int) -> str:
+    def path(self, index: int) -> str:
         """Return the path of `parameters` in the request, for errors. `index`: index of the tool in the request."""
-        return self.schema_place or f"tools[{index}].function.parameters"
+        return self.schema_path or f"tools[{index}].function.parameters"
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates take it: `{"type": "function", "function": {"name": "f", ...}}`."""
@@ -145,24 +145,24 @@ def check_size(offer: ToolOffer, max_tools: int, max_bytes: int) -> None:
         )
 
 
-def _place_of_name(tool: Tool, index: int) -> str:
+def _path_of_name(tool: Tool, index: int) -> str:
     # tools[0].function.parameters: tools[0].function
-    return tool.place(index).rpartition(".")[0]
+    return tool.path(index).rpartition(".")[0]
 
 
 def _check(tools: Sequence[Tool]) -> int:
     """Raise InvalidRequest for a tool that cannot be called. Return the bytes of all tools as JSON."""
     indices: dict[str, int] = {}
     for index, tool in enumerate(tools):
-        schema = tool.place(index)
-        param = _place_of_name(tool, index)
+        schema = tool.path(index)
+        param = _path_of_name(tool, index)
         if re.fullmatch(TOOL_NAME, tool.name) is None:
             raise InvalidRequest(
                 f"{param}.name is {tool.name[:80]!r}, must be 1 to 128 letters, digits or ._:-", param=f"{param}.name"
             )
         first = indices.setdefault(tool.name, index)
         if first != index:
-            other = _place_of_name(tools[first], first)
+            other = _path_of_name(tools[first], first)
             raise InvalidRequest(
                 f"{param}.name is {tool.name!r}, as that of {other}; name each tool once", param=f"{param}.name"
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.tools.call_families import CallFamily
-from gateway.tools.cursor import MAX_SPACE, Cursor, NotACall, Steps, overlap
+from gateway.tools.cursor import MAX_SPACE, Cursor, NotACall, Parsing, overlap
 from gateway.tools.forms.form import CallText, Schemas
 from gateway.tools.parts import CallRetraction, Content, Part, Reasoning
 from gateway.tools.reasoning import ReasoningFamily, begins_reasoning
@@ -103,7 +103,7 @@ class CallReader:
 
     # the output
 
-    def _read(self, in_reasoning: bool) -> Steps[None]:
+    def _read(self, in_reasoning: bool) -> Parsing[None]:
         if in_reasoning:
             yield from self._read_reasoning()
         elif self._reasoning is not None:
@@ -113,7 +113,7 @@ class CallReader:
                 self.reasoning_end = 0
         yield from self._read_answer()
 
-    def _begins_reasoning(self, mark: str) -> Steps[bool]:
+    def _begins_reasoning(self, mark: str) -> Parsing[bool]:
         cursor = self._cursor
         while True:
             begins = begins_reasoning(cursor.text, mark, final=cursor.is_final)
@@ -126,7 +126,7 @@ class CallReader:
                 self._skips_space = True
             return begins
 
-    def _read_reasoning(self) -> Steps[None]:
+    def _read_reasoning(self) -> Parsing[None]:
         assert self._reasoning is not None
         cursor = self._cursor
         mark = self._reasoning.marks[1]
@@ -169,7 +169,7 @@ class CallReader:
 
     # the answer
 
-    def _read_answer(self) -> Steps[None]:
+    def _read_answer(self) -> Parsing[None]:
         cursor = self._cursor
         while True:
             if self.num_calls == self._max_calls:
@@ -217,7 +217,7 @@ class CallReader:
             markers = (self._reasoning.marks[0], *markers)
         return markers
 
-    def _read_content(self, end: int) -> Steps[None]:
+    def _read_content(self, end: int) -> Parsing[None]:
         """Pass on the text up to index `end`, except what may belong to a marker."""
         cursor = self._cursor
         markers = self._markers()
@@ -233,7 +233,7 @@ class CallReader:
         if self._gap_at is None:
             cursor.drop()
 
-    def _read_marker(self, marker: str) -> Steps[None]:
+    def _read_marker(self, marker: str) -> Parsing[None]:
         """Read what the next marker begins: calls, reasoning, or nothing that is a part of the answer."""
         cursor = self._cursor
         begin = cursor.at
@@ -261,7 +261,7 @@ class CallReader:
         yield Content(cursor.text[begin : cursor.at], cursor.position)
         cursor.drop()
 
-    def _read_bare_start(self, family: CallFamily) -> Steps[bool]:
+    def _read_bare_start(self, family: CallFamily) -> Parsing[bool]:
         """Read calls without a marker at the start of an answer. Returns whether there were some."""
         cursor = self._cursor
         begin = cursor.at
@@ -279,7 +279,7 @@ class CallReader:
 
     # calls
 
-    def _read_calls(self, family: CallFamily, *, is_opening: bool, is_bare: bool = False) -> Steps[bool]:
+    def _read_calls(self, family: CallFamily, *, is_opening: bool, is_bare: bool = False) -> Parsing[bool]:
         """Read calls from the cursor on. Returns whether there was one; else the cursor is where it was.
 
         `is_opening`: whether the family's `opening` comes first. `is_bare`: whether they stand without a marker.
@@ -313,7 +313,7 @@ class CallReader:
         self._skips_space = True
         return True
 
-    def _ends_calls(self, family: CallFamily, is_list: bool) -> Steps[bool]:
+    def _ends_calls(self, family: CallFamily, is_list: bool) -> Parsing[bool]:
         cursor = self._cursor
         if is_list:
             return (yield from cursor.follows("]"))
@@ -321,7 +321,7 @@ class CallReader:
             return False
         return (yield from cursor.follows(family.closing))
 
-    def _read_between(self, family: CallFamily) -> Steps[None]:
+    def _read_between(self, family: CallFamily) -> Parsing[None]:
         cursor = self._cursor
         if family.is_bare:
             if not (yield from cursor.follows(",")):
@@ -331,7 +331,7 @@ class CallReader:
             return  # the closing is not there, so this is not either
         yield from cursor.expect(family.between)
 
-    def _read_call(self, family: CallFamily) -> Steps[None]:
+    def _read_call(self, family: CallFamily) -> Parsing[None]:
         cursor = self._cursor
         self._call = CallText(cursor, self._schemas, self._index)
         yield from family.form.read(self._call)
@@ -342,7 +342,7 @@ class CallReader:
         cursor.drop()
         self._gap_at = 0
 
-    def _retract(self) -> Steps[None]:
+    def _retract(self) -> Parsing[None]:
         """Take back a call that has begun and is none."""
         call = self._call
         self._call = None

@@ -16,7 +16,7 @@ from typing import Any
 from gateway.grammars import MARKER_ID, error_of, schema_text
 from gateway.tools.call_families import CallFamily
 from gateway.tools.cursor import MARKER
-from gateway.tools.forms.form import GrammarParts
+from gateway.tools.forms.form import LarkGrammar
 from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import NO_PARAMETERS, Tool, ToolOffer
 from gateway.tools.reasoning import ReasoningFamily
@@ -48,39 +48,39 @@ def tool_grammar(request: ToolGrammarRequest) -> str:
     This takes long for large schemas. Raises InvalidRequest if the schema of a strict tool cannot be enforced, or if
     the whole grammar is too large or cannot be compiled.
     """
-    parts = _parts(request)
-    start = _start(request, _body(request, parts), parts)
-    lark = "\n".join(("%llguidance {}", f"start: {start}", *parts.rules, TEXT, ""))
-    grammars = [{"name": "calls", "lark_grammar": lark}, *parts.schemas]
+    grammar = _new_grammar(request)
+    start = _start(request, _body(request, grammar), grammar)
+    lark = "\n".join(("%llguidance {}", f"start: {start}", *grammar.rules, TEXT, ""))
+    grammars = [{"name": "calls", "lark_grammar": lark}, *grammar.schemas]
     if "@answer" in lark:
         grammars.append({**json.loads(request.answer)["grammars"][0], "name": "answer"})
     return _checked(grammars, has_tools=bool(request.offer.tools))
 
 
-def _parts(request: ToolGrammarRequest) -> GrammarParts:
+def _new_grammar(request: ToolGrammarRequest) -> LarkGrammar:
     token_of = request.token_ids.get
     rules = list[str]()
 
     def text_up_to(rule: str, marker: str) -> str:
         return _text_up_to(rule, marker, rules, token_of)
 
-    return GrammarParts(lambda text: _spell(text, token_of), text_up_to, rules)
+    return LarkGrammar(lambda text: _spell(text, token_of), text_up_to, rules)
 
 
-def _body(request: ToolGrammarRequest, parts: GrammarParts) -> str:
+def _body(request: ToolGrammarRequest, grammar: LarkGrammar) -> str:
     """Return the right side of the rule of an output without its reasoning."""
     offer = request.offer
     family = request.family
     reasoning = request.reasoning
     if reasoning is not None and _is_unbound(request, reasoning):
-        return _unbound(reasoning, parts)
+        return _unbound(reasoning, grammar)
     if family is None or not offer.tools:
-        return _answer(request, parts)
+        return _answer(request, grammar)
     if offer.choice == "required":
-        return _calls(offer, family, parts)
+        return _calls(offer, family, grammar)
     if request.answer:
-        return f"{_calls(offer, family, parts)} | {_answer(request, parts)}"
-    return _text_or_calls(request, family, parts)
+        return f"{_calls(offer, family, grammar)} | {_answer(request, grammar)}"
+    return _text_or_calls(request, family, grammar)
 
 
 def _is_unbound(request: ToolGrammarRequest, reasoning: ReasoningFamily) -> bool:
@@ -88,74 +88,74 @@ def _is_unbound(request: ToolGrammarRequest, reasoning: ReasoningFamily) -> bool
     return not request.binds_answer and not reasoning.answer_start
 
 
-def _answer(request: ToolGrammarRequest, parts: GrammarParts) -> str:
+def _answer(request: ToolGrammarRequest, grammar: LarkGrammar) -> str:
     reasoning = request.reasoning
     answer = "@answer"
     if not request.answer:
         answer = "TEXT"
     if reasoning is None or not reasoning.answer_start:
         return answer
-    return f"{parts.spell(reasoning.answer_start)} {answer}"
+    return f"{grammar.spell(reasoning.answer_start)} {answer}"
 
 
-def _unbound(reasoning: ReasoningFamily, parts: GrammarParts) -> str:
+def _unbound(reasoning: ReasoningFamily, grammar: LarkGrammar) -> str:
     """Return the right side of the rule of any tokens but those that begin reasoning."""
     # <think> is the token 7: <[^7]>*
-    first = _TOKEN_ID.match(parts.spell(reasoning.marks[0]))
+    first = _TOKEN_ID.match(grammar.spell(reasoning.marks[0]))
     assert first is not None, "reading_of has checked it"
     return f"{first[0].replace('[', '[^')}*"
 
 
-def _calls(offer: ToolOffer, family: CallFamily, parts: GrammarParts, *, is_marked: bool = False) -> str:
+def _calls(offer: ToolOffer, family: CallFamily, grammar: LarkGrammar, *, is_marked: bool = False) -> str:
     """Return the right side of the rule of one or several calls, with the texts around them.
 
     `is_marked`: the family's marker stands in front already.
     """
     for index, tool in offer.callable_tools:
-        rest = family.form.rest(tool.name, _schema(index, tool, offer), f"tool_{index}", parts)
-        parts.rules.append(f"call_{index}: {rest}")
+        rest = family.form.rest(tool.name, _schema(index, tool, offer), f"tool_{index}", grammar)
+        grammar.rules.append(f"call_{index}: {rest}")
     kind = "first"
     if is_marked:
         kind = "marked"
-    first = _call_rule(offer, family, kind, family.opening, parts)
-    closing = parts.spell(family.closing)
+    first = _call_rule(offer, family, kind, family.opening, grammar)
+    closing = grammar.spell(family.closing)
     if family.is_bare and not family.lists_one:
-        alone = _call_rule(offer, family, "alone", "", parts)
+        alone = _call_rule(offer, family, "alone", "", grammar)
         if offer.max_calls == 1:
             return alone
-        further = _call_rule(offer, family, "further", family.between, parts)
+        further = _call_rule(offer, family, "further", family.between, grammar)
         return f"{alone} | {first} {further}{{0,{MAX_CALLS - 1}}} {closing}"
     if offer.max_calls == 1:
         return f"{first} {closing}"
-    further = _call_rule(offer, family, "further", family.between, parts)
+    further = _call_rule(offer, family, "further", family.between, grammar)
     return f"{first} {further}{{0,{MAX_CALLS - 1}}} {closing}"
 
 
-def _text_or_calls(request: ToolGrammarRequest, family: CallFamily, parts: GrammarParts) -> str:
+def _text_or_calls(request: ToolGrammarRequest, family: CallFamily, grammar: LarkGrammar) -> str:
     """Return the right side of the rule of an output that is text, text and calls behind the family's marker, or, in a
     bare family, calls alone.
     """
     reasoning = request.reasoning
     if reasoning is not None and reasoning.answer_start:
-        return f"{parts.spell(reasoning.answer_start)} TEXT | {_calls(request.offer, family, parts)}"
+        return f"{grammar.spell(reasoning.answer_start)} TEXT | {_calls(request.offer, family, grammar)}"
     text = "TEXT"
     if family.is_bare:
         text = "FREE"
-        parts.rules.append(FREE_OF_LISTS if family.lists_one else FREE)
+        grammar.rules.append(FREE_OF_LISTS if family.lists_one else FREE)
     elif len(family.markers) > 1:
         text = "UNMARKED"
-        parts.rules.append(_text_without(text, family.markers[1:]))
+        grammar.rules.append(_text_without(text, family.markers[1:]))
     marker = family.marker
     ways = [text]
     if marker is not None:
-        ways.append(f"{_text_up_to('lead', marker, parts.rules, request.token_ids.get, text)} calls")
+        ways.append(f"{_text_up_to('lead', marker, grammar.rules, request.token_ids.get, text)} calls")
     if family.is_bare:
         ways.append("calls")
-    parts.rules.append(f"calls: {_calls(request.offer, family, parts, is_marked=not family.is_bare)}")
+    grammar.rules.append(f"calls: {_calls(request.offer, family, grammar, is_marked=not family.is_bare)}")
     return " | ".join(ways)
 
 
-def _call_rule(offer: ToolOffer, family: CallFamily, kind: str, before: str, parts: GrammarParts) -> str:
+def _call_rule(offer: ToolOffer, family: CallFamily, kind: str, before: str, grammar: LarkGrammar) -> str:
     """Add the rule `kind` of a call of any tool behind the text `before`. Return the name of the rule.
 
     `before` is one lexeme with the call's head: the lexer does not go back behind a lexeme's start.
@@ -166,12 +166,12 @@ def _call_rule(offer: ToolOffer, family: CallFamily, kind: str, before: str, par
         head = before + family.form.head(tool.name)
         if kind == "marked":
             head = head.removeprefix(family.marker or "")
-        heads = parts.spell(head)
+        heads = grammar.spell(head)
         joined = _BETWEEN_TAGS.sub("", head)
         if kind == "further" and joined != head:
-            heads = f"({heads} | {parts.spell(joined)})"
+            heads = f"({heads} | {grammar.spell(joined)})"
         names.append(f"{heads} call_{index}")
-    parts.rules.append(f"{kind}: {' | '.join(names)}")
+    grammar.rules.append(f"{kind}: {' | '.join(names)}")
     return kind
 
 
@@ -181,7 +181,7 @@ def _schema(index: int, tool: Tool, offer: ToolOffer) -> Any:
     For a tool that is not strict, it is any object if its own schema cannot be enforced, and else has no properties
     that its own does not name.
     """
-    param = tool.place(index)
+    param = tool.path(index)
     schema = tool.parameters or NO_PARAMETERS
     if not tool.strict:
         if offer.choice == "auto":
@@ -196,46 +196,46 @@ def _schema(index: int, tool: Tool, offer: ToolOffer) -> Any:
         return json.loads(schema_text(ANY_OBJECT, param, strict=False))
 
 
-def _start(request: ToolGrammarRequest, body: str, parts: GrammarParts) -> str:
+def _start(request: ToolGrammarRequest, body: str, grammar: LarkGrammar) -> str:
     """Return the right side of the first rule: the body, behind reasoning if there is some. Adds the body's rule."""
-    parts.rules.insert(0, f"body: {body}")
+    grammar.rules.insert(0, f"body: {body}")
     reasoning = request.reasoning
     if reasoning is None:
         return "body"
     begin, end = reasoning.marks
-    gap = parts.spell(reasoning.turn)
+    gap = grammar.spell(reasoning.turn)
     if not gap:
         gap = "GAP"
-        parts.rules.append(r"GAP: /[ \n]{0,2}/")
+        grammar.rules.append(r"GAP: /[ \n]{0,2}/")
     if request.max_reasoning_tokens is None:
-        text = parts.text_up_to("thought", end)
+        text = grammar.text_up_to("thought", end)
     else:
-        text = _bounded_thought(request.max_reasoning_tokens, end, parts)
+        text = _bounded_thought(request.max_reasoning_tokens, end, grammar)
     thought = f"{text} {gap} body"
     if request.in_reasoning:
         return thought
     before = ""
     if request.max_reasoning_tokens is not None:
-        before = _before_reasoning(request, reasoning, parts)
-    return f"body | {before} {parts.spell(begin)} {thought}"
+        before = _before_reasoning(request, reasoning, grammar)
+    return f"body | {before} {grammar.spell(begin)} {thought}"
 
 
-def _before_reasoning(request: ToolGrammarRequest, reasoning: ReasoningFamily, parts: GrammarParts) -> str:
+def _before_reasoning(request: ToolGrammarRequest, reasoning: ReasoningFamily, grammar: LarkGrammar) -> str:
     """Return the right side of the rule of what may stand in front of the reasoning: white space, as for the reader."""
     if _is_unbound(request, reasoning):
         return "body?"  # its rule of tokens takes the white space, so that a lexeme beside it would get none
-    parts.rules.append(f"SPACE: /{_SPACE}/")
+    grammar.rules.append(f"SPACE: /{_SPACE}/")
     return "SPACE"
 
 
-def _bounded_thought(max_tokens: int, end: str, parts: GrammarParts) -> str:
+def _bounded_thought(max_tokens: int, end: str, grammar: LarkGrammar) -> str:
     """Add the rules of reasoning of at most `max_tokens` tokens. Return its rule with its end, which is a token."""
     if max_tokens == 0:
-        return parts.spell(end)
+        return grammar.spell(end)
     text = re.escape(end).replace("/", r"\/")
-    parts.rules.append(rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*{text}(.|\n)*/")
-    parts.rules.append(f"thought[max_tokens={max_tokens}]: THOUGHT")
-    return f"thought {parts.spell(end)}"
+    grammar.rules.append(rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*{text}(.|\n)*/")
+    grammar.rules.append(f"thought[max_tokens={max_tokens}]: THOUGHT")
+    return f"thought {grammar.spell(end)}"
 
 
 def _text_without(rule: str, markers: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ gateway is not told."""
 SILENT_S = 1.0
 """Seconds without a step, two polls long, after which a worker with work gets no new request while another worker is
 usable."""
-MAX_CALLERS = 1024
+MAX_USES = 1024
 """Maximal number of callers for which a draft worker's use is stored, which takes some 100 KB. Without API keys a
 client may send a new `user` with each request, so their number has no other limit."""
 
@@ -87,9 +87,9 @@ class Member:
         self.spec = spec
         self.link = link
         self.health = Health()
-        self.num_requests = 0
+        self.num_choices = 0
         """Number of requests of this gateway that are placed on the worker now: they run there or wait for a slot."""
-        self._max_requests = 0
+        self._max_choices = 0
         """Largest number of requests of this gateway on the worker at one time since the last poll."""
         self._num_others = 0
         """Number of slots that other gateways held at the last poll."""
@@ -155,14 +155,14 @@ class Member:
             # 3 requests of this gateway, 2 of others: 5 of `num_slots` 8, or 5 of 5 after a refusal
         """
         info = self.link.info or pb.WorkerInfo()
-        num_requests = self.num_requests + self._num_others
+        num_choices = self.num_choices + self._num_others
         num_slots: int = info.num_slots
         if self._has_refused_slot:
-            num_slots = num_requests
+            num_slots = num_choices
         kv_share = 0.0
         if info.num_kv_blocks:
             kv_share = info.num_kv_blocks_in_use / info.num_kv_blocks
-        return WorkerLoad(self.name, num_requests, num_slots, kv_share, self.link.rtt_s, self.is_silent)
+        return WorkerLoad(self.name, num_choices, num_slots, kv_share, self.link.rtt_s, self.is_silent)
 
     def update_load(self, info: pb.WorkerInfo) -> None:
         """Update the load from the WorkerInfo of a poll.
@@ -171,19 +171,19 @@ class Member:
 
             # 7 slots in use; since the last poll this gateway held 5 at most, and holds 3 now: others hold 2
         """
-        self._num_others = max(0, info.num_slots_in_use - self._max_requests)
-        self._max_requests = self.num_requests
+        self._num_others = max(0, info.num_slots_in_use - self._max_choices)
+        self._max_choices = self.num_choices
         self._has_refused_slot = False
 
-    def attach(self, request: object) -> None:
+    def attach(self, choice: object) -> None:
         """Count a request as placed on the worker."""
-        self.num_requests += 1
-        self._max_requests = max(self._max_requests, self.num_requests)
-        self.health.begin(request)
+        self.num_choices += 1
+        self._max_choices = max(self._max_choices, self.num_choices)
+        self.health.begin(choice)
 
     def detach(self) -> None:
         """Count a request as no longer on the worker."""
-        self.num_requests -= 1
+        self.num_choices -= 1
 
     def note_draining(self) -> None:
         """Record that the worker refused a slot because it drains: in this epoch it takes no new requests."""
@@ -263,7 +263,7 @@ class DraftMember(Member):
         record.
         """
         use = self._uses[key] = self._uses.pop(key, DraftUse())
-        if len(self._uses) > MAX_CALLERS:
+        if len(self._uses) > MAX_USES:
             least_recent = next(iter(self._uses))
             del self._uses[least_recent]
         return use

@@ -92,7 +92,7 @@ class MemberSeries(Collector):
             connected.add_metric(_labels(member.spec), member.connection is not None)
             lost.add_metric(_labels(member.spec), member.name in self._expected and member.state in AWAY)
             breakers.add_metric([member.name], member.health.is_down)
-            requests.add_metric([member.name, member.spec.pool], member.num_requests)
+            requests.add_metric([member.name, member.spec.pool], member.num_choices)
         return [connected, lost, states, breakers, requests]
 
 

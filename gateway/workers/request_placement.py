@@ -29,7 +29,7 @@ class WorkerLoad:
     """Load of one usable worker, from which the placement of a request is decided."""
 
     name: str
-    num_requests: int
+    num_choices: int
     """Number of requests that this gateway placed on the worker, plus the slots that other gateways hold there."""
     num_slots: int
     kv_share: float = 0.0
@@ -43,13 +43,13 @@ class WorkerLoad:
         """Load of the worker, from 0: the share of its slots in use or of its KV blocks in use, whichever is higher."""
         slot_share = 1.0
         if self.num_slots:
-            slot_share = self.num_requests / self.num_slots
+            slot_share = self.num_choices / self.num_slots
         return max(slot_share, self.kv_share)
 
     @property
     def is_full(self) -> bool:
         """Whether a new request would have to wait for a slot or for KV blocks."""
-        return self.num_requests >= self.num_slots or self.kv_share >= FULL_KV_SHARE
+        return self.num_choices >= self.num_slots or self.kv_share >= FULL_KV_SHARE
 
 
 def prefix_key(prompt_ids: Sequence[int], cache_salt: bytes) -> bytes:
@@ -89,10 +89,10 @@ def choose_draft(drafts: Sequence[WorkerLoad]) -> str | None:
     Drafts that are not silent come first, then those with the fewest requests, then the one with the shortest
     round-trip time.
     """
-    free = [load for load in drafts if load.num_requests < load.num_slots]
+    free = [load for load in drafts if load.num_choices < load.num_slots]
     if not free:
         return None
-    best = min(free, key=lambda load: (load.is_silent, load.num_requests, load.rtt_s, load.name))
+    best = min(free, key=lambda load: (load.is_silent, load.num_choices, load.rtt_s, load.name))
     return best.name
 
 

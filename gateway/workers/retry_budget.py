@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-REQUESTS_PER_RETRY = 5
+CHOICES_PER_RETRY = 5
 """Number of new requests that pay for one retry. Besides the retries that `floor_per_s` allows, there are thus at most
 20 % as many retries as requests."""
 RESERVE_S = 10.0
@@ -17,7 +17,7 @@ RESERVE_S = 10.0
 
 
 class RetryBudget:
-    """A budget of retries, kept as a token bucket: each request adds one token, each retry takes REQUESTS_PER_RETRY.
+    """A budget of retries, kept as a token bucket: each request adds one token, each retry takes CHOICES_PER_RETRY.
 
     In addition, the bucket gains tokens for `floor_per_s` retries every second.
 
@@ -26,25 +26,25 @@ class RetryBudget:
 
     def __init__(self, floor_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.floor_per_s = floor_per_s
-        self._max_balance = REQUESTS_PER_RETRY * floor_per_s * RESERVE_S
+        self._max_balance = CHOICES_PER_RETRY * floor_per_s * RESERVE_S
         self._clock = clock
         self._balance = self._max_balance
         self._filled_s = clock()
 
-    def request(self) -> None:
+    def note_choice(self) -> None:
         """Record a new request, which adds one token to the bucket."""
         self._refill(1.0)
 
     def use_retry(self) -> bool:
-        """Pay for a retry with REQUESTS_PER_RETRY tokens. Return False, without paying, if the bucket has too few."""
+        """Pay for a retry with CHOICES_PER_RETRY tokens. Return False, without paying, if the bucket has too few."""
         self._refill(0.0)
-        if self._balance < REQUESTS_PER_RETRY:
+        if self._balance < CHOICES_PER_RETRY:
             return False
-        self._balance -= REQUESTS_PER_RETRY
+        self._balance -= CHOICES_PER_RETRY
         return True
 
     def _refill(self, extra: float) -> None:
         now = self._clock()
-        flow = (now - self._filled_s) * self.floor_per_s * REQUESTS_PER_RETRY
+        flow = (now - self._filled_s) * self.floor_per_s * CHOICES_PER_RETRY
         self._balance = min(self._max_balance, self._balance + flow + extra)
         self._filled_s = now

@@ -34,7 +34,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.sampling_defaults import usable_defaults
-from outrider.wire.requests.speculation import MAX_DRAFTS
+from outrider.wire.requests.speculation import MAX_DRAFT_WORKERS
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.telemetry.log import get_logger
 from outrider.wire.telemetry.metrics import GatewayMetrics
@@ -206,7 +206,7 @@ class ServedModel:
         `(None,)` means that one draft worker drafts, of any pool.
         """
         if self.drafter_for(request).needs_pools and self.draft_pools:
-            return self.draft_pools[:MAX_DRAFTS]
+            return self.draft_pools[:MAX_DRAFT_WORKERS]
         return (None,)
 
     # who may serve
@@ -337,7 +337,7 @@ class ServedModel:
             return None
         return self.targets[name]
 
-    async def place_target(self, request: object, key: bytes, avoid: str | None = None) -> TargetMember:
+    async def place_target(self, choice: object, key: bytes, avoid: str | None = None) -> TargetMember:
         """Wait until a target is usable, and count the request as placed on it.
 
         request: any object that stands for the request. key: digest of the beginning of its prompt, from `prefix_key`.
@@ -348,7 +348,7 @@ class ServedModel:
         while True:
             member = self.choose_target(key, avoid)
             if member is not None:
-                member.attach(request)
+                member.attach(choice)
                 return member
             if self.removed or time.monotonic() >= give_up_s:
                 raise Unavailable(self.reason() or "every target is failing; try again later", retry_after_s=1.0)

@@ -28,7 +28,7 @@ from outrider.wire.telemetry.metrics import GatewayMetrics
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from outrider.wire.transport.roles import Role as Part
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
-from outrider.wire.transport.tls import part_certificates
+from outrider.wire.transport.tls import role_certificates
 
 log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ class Pools:
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         """Create pools without members. Raises ConfigError for an unreadable chat template or certificate."""
         self.config = config
-        self.certificates = part_certificates(config.tls_dir, Part.GATEWAY)
+        self.certificates = role_certificates(config.tls_dir, Part.GATEWAY)
         self.metrics = metrics
         self.models: dict[str, ServedModel] = {}
         """Served models, by the name of their target pool."""

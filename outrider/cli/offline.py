@@ -20,7 +20,7 @@ from rich.console import Console
 
 from outrider.cli.console import note_console
 from outrider.cli.progress import StartProgress
-from outrider.cli.up.supervisor import PartFailed, Supervisor
+from outrider.cli.up.supervisor import ProcessFailed, Supervisor
 from outrider.cli.up.up import log_to
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes.stop_flag import StopFlag, StopRequested
@@ -107,7 +107,7 @@ def main() -> int:
         return 0
     except OutriderError as error:
         log_lines = list[str]()
-        if isinstance(error, PartFailed):
+        if isinstance(error, ProcessFailed):
             log_lines = error.log_lines
         is_config = isinstance(error, ConfigError)
         _write_event(event="failed", is_config=is_config, message=error.message, log_lines=log_lines)

@@ -92,21 +92,21 @@ class StageProgress(_Shown):
 
 
 class StartProgress(_Shown):
-    """Shows the progress of a system's start, with a line for each part. It implements `Reporter` of
+    """Shows the progress of a system's start, one line for each component. It implements `Reporter` of
     `supervisor.py`.
     """
 
     def __init__(self, console: Console) -> None:
-        part = TextColumn("{task.fields[part]:<10}")
+        component = TextColumn("{task.fields[component]:<10}")
         text = TextColumn("{task.description}", markup=False)
-        super().__init__(console, SpinnerColumn(finished_text="[green]✓[/]"), part, TimeElapsedColumn(), text)
+        super().__init__(console, SpinnerColumn(finished_text="[green]✓[/]"), component, TimeElapsedColumn(), text)
 
-    def progress(self, part: str, state: str, detail: str) -> None:
+    def progress(self, component: str, state: str, detail: str) -> None:
         """Show the state of a part of the system, such as "loading", with a detail on the state."""
         text = f"{state} {detail}".rstrip()
         if not self._console.is_terminal:
-            self._console.print(f"{part}: {text}", markup=False)
+            self._console.print(f"{component}: {text}", markup=False)
             return
-        if part not in self._tasks:
-            self._tasks[part] = self._progress.add_task(text, total=1, part=part)
-        self._progress.update(self._tasks[part], description=text, completed=1 if state == "ready" else 0)
+        if component not in self._tasks:
+            self._tasks[component] = self._progress.add_task(text, total=1, component=component)
+        self._progress.update(self._tasks[component], description=text, completed=1 if state == "ready" else 0)

@@ -29,7 +29,7 @@ from outrider.wire.requests.params import (
 )
 from outrider.wire.requests.scheduling import MAX_TPOT_MS, PRIORITY
 from outrider.wire.requests.speculation import check_num_draft_tokens, num_draft_tokens_to_proto
-from outrider.wire.requests.tree_shape import FORMS, TreeShape
+from outrider.wire.requests.tree_shape import SYNTAX, TreeShape
 
 TokenIds = tuple[int, ...]
 Kind = TypeVar("Kind", bound=Enum)
@@ -223,7 +223,7 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
         message.drafter = _member(Drafter, "drafter", options.drafter)
     if options.tree is not None:
         if not isinstance(options.tree, str):
-            raise InvalidRequest(f"speculation.tree is {options.tree!r}; write {FORMS}", param="speculation.tree")
+            raise InvalidRequest(f"speculation.tree is {options.tree!r}; write {SYNTAX}", param="speculation.tree")
         message.tree.CopyFrom(TreeShape.parse(options.tree, "speculation.tree").to_proto())
     return message
 

@@ -17,22 +17,22 @@ from outrider.drafting.sequence_drafter import ChainWalk, Counts, Follower, Sequ
 class AnswerStart:
     """Drafter that wraps another drafter, so that no special token is proposed as the first token of an output."""
 
-    def __init__(self, drafter: SequenceDrafter, mark_ids: Set[int]) -> None:
-        """Wrap a drafter. `mark_ids`: ids of the tokenizer's special tokens."""
+    def __init__(self, drafter: SequenceDrafter, special_ids: Set[int]) -> None:
+        """Wrap a drafter. `special_ids`: ids of the tokenizer's special tokens."""
         self._drafter = drafter
-        self._mark_ids = np.array(sorted(mark_ids), dtype=np.int64)
+        self._special_ids = np.array(sorted(special_ids), dtype=np.int64)
 
     def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> Follower:
-        return AnswerFollower(self._drafter.open(token_ids, num_prompt, corpus_id), num_prompt, self._mark_ids)
+        return AnswerFollower(self._drafter.open(token_ids, num_prompt, corpus_id), num_prompt, self._special_ids)
 
 
 class AnswerFollower:
     """State of an AnswerStart drafter for one sequence. It wraps the state (`Follower`) of the inner drafter."""
 
-    def __init__(self, follower: Follower, num_prompt: int, mark_ids: np.ndarray) -> None:
+    def __init__(self, follower: Follower, num_prompt: int, special_ids: np.ndarray) -> None:
         self._follower = follower
         self._num_prompt = num_prompt
-        self._mark_ids = mark_ids
+        self._special_ids = special_ids
         self.append = follower.append
         self.truncate = follower.truncate
         self.close = follower.close
@@ -44,7 +44,7 @@ class AnswerFollower:
     def walk(self) -> ChainWalk:
         walk = self._follower.walk()
         if self._is_at_start:
-            return _UnmarkedWalk(walk, self._mark_ids)
+            return _TextWalk(walk, self._special_ids)
         return walk
 
     def has_next(self) -> bool:
@@ -57,17 +57,17 @@ class AnswerFollower:
         return self._follower.num_tokens == self._num_prompt
 
 
-class _UnmarkedWalk:
-    def __init__(self, walk: ChainWalk, mark_ids: np.ndarray) -> None:
+class _TextWalk:
+    def __init__(self, walk: ChainWalk, special_ids: np.ndarray) -> None:
         self._walk = walk
-        self._mark_ids = mark_ids
+        self._special_ids = special_ids
 
     def next(self) -> Counts | None:
         counts = self._walk.next()
         if counts is None:
             return None
         ids, times = counts
-        is_text = ~np.isin(ids, self._mark_ids)
+        is_text = ~np.isin(ids, self._special_ids)
         if not is_text.any():
             return None
         return ids[is_text], times[is_text]

@@ -138,10 +138,10 @@ class LookupWalk:
     that repeats itself.
     """
 
-    def __init__(self, source: SuffixIndex, position: int | None) -> None:
-        self._source = source
+    def __init__(self, index: SuffixIndex, position: int | None) -> None:
+        self._index = index
         self._position = position
-        """Position of the token to copy next, in the source or among the walk's own copies after its end; None = there
+        """Position of the token to copy next, in the index or among the walk's own copies after its end; None = there
         is nothing to copy."""
         self._draft_ids: list[int] = []
 
@@ -162,7 +162,7 @@ class LookupWalk:
     def _next_id(self) -> int | None:
         if self._position is None:
             return None
-        num_behind = self._position - self._source.end
-        if num_behind >= 0:  # the draft tokens continue the source
+        num_behind = self._position - self._index.end
+        if num_behind >= 0:  # the draft tokens continue the index's tokens
             return self._draft_ids[num_behind]
-        return self._source.at(self._position)
+        return self._index.at(self._position)

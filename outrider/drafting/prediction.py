@@ -82,7 +82,7 @@ class _State(NamedTuple):
     num_needed: int = 1
     """Number of agreeing tokens that are needed to propose. Each wrong draft token doubles it, each correct one
     decrements it."""
-    num_confirmed: int = 0
+    confirmed_end: int = 0
     """Position in the prediction after the last correct draft token."""
     was_correct: bool | None = None
     """Whether the draft token proposed for this output token was correct; None = none was proposed."""
@@ -131,20 +131,20 @@ class PredictionFollower(TokenSequence):
     def _next_state(self, state: _State, token_id: int) -> _State:
         agrees = self._text.ids[state.position : state.position + 1] == [token_id]
         num_needed = state.num_needed
-        num_confirmed = state.num_confirmed
+        confirmed_end = state.confirmed_end
         was_correct: bool | None = None
         if self._proposes(state):
             was_correct = agrees
             if agrees:
                 num_needed = max(1, num_needed - 1)
-                num_confirmed = state.position + 1
+                confirmed_end = state.position + 1
             else:
                 num_needed = min(MAX_N, 2 * num_needed)
         if agrees:
-            return _State(state.position + 1, state.num_agreed + 1, num_needed, num_confirmed, was_correct)
+            return _State(state.position + 1, state.num_agreed + 1, num_needed, confirmed_end, was_correct)
         tail = self.ids[max(self._num_prompt, len(self.ids) - MAX_N) :]
-        position, num_agreed = self._text.longest(tail, num_confirmed) or (len(self._text.ids), 0)
-        return _State(position, num_agreed, num_needed, num_confirmed, was_correct)
+        position, num_agreed = self._text.longest(tail, confirmed_end) or (len(self._text.ids), 0)
+        return _State(position, num_agreed, num_needed, confirmed_end, was_correct)
 
 
 class PredictionWalk:

@@ -10,11 +10,11 @@ class FeatureBuffer:
     the target's hidden states of one token.
     """
 
-    __slots__ = ("_data", "start", "token_bytes")
+    __slots__ = ("_data", "feature_bytes", "start")
 
-    def __init__(self, token_bytes: int) -> None:
-        """Create an empty buffer. `token_bytes`: size of one feature in bytes."""
-        self.token_bytes = token_bytes
+    def __init__(self, feature_bytes: int) -> None:
+        """Create an empty buffer. `feature_bytes`: size of one feature in bytes."""
+        self.feature_bytes = feature_bytes
         self.start = 0
         """Position of the first stored feature."""
         self._data = bytearray()
@@ -27,7 +27,7 @@ class FeatureBuffer:
     @property
     def end(self) -> int:
         """Position after that of the last stored feature; `start` if no feature is stored."""
-        return self.start + len(self._data) // self.token_bytes
+        return self.start + len(self._data) // self.feature_bytes
 
     def put(self, start: int, data: bytes) -> None:
         """Store the features of consecutive positions from `start` on. Features stored there or after are replaced. If
@@ -45,15 +45,15 @@ class FeatureBuffer:
 
     def truncate(self, end: int) -> None:
         """Drop the features of position `end` and later ones."""
-        del self._data[max(0, end - self.start) * self.token_bytes :]
+        del self._data[max(0, end - self.start) * self.feature_bytes :]
 
     def drop_before(self, start: int) -> None:
         """Drop the features of positions before `start`. The buffer then starts at `start`, if it started earlier."""
         if start > self.start:
-            del self._data[: (start - self.start) * self.token_bytes]
+            del self._data[: (start - self.start) * self.feature_bytes]
             self.start = start
 
     def read(self, start: int, end: int) -> bytearray:
         """Return the features of positions `start` (inclusive) to `end` (exclusive), all of which must be stored."""
         assert self.start <= start <= end <= self.end, "not all of them are here"
-        return self._data[(start - self.start) * self.token_bytes : (end - self.start) * self.token_bytes]
+        return self._data[(start - self.start) * self.feature_bytes : (end - self.start) * self.feature_bytes]

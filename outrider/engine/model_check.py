@@ -21,9 +21,9 @@ from outrider.engine.files.ends import decoder_start_of, read_ends, read_generat
 from outrider.engine.files.model_files import check_folder
 from outrider.engine.files.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import PARD, HeadFamily, family_of, is_same, pard_block
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import dtype_of
+from outrider.engine.heads.kinds import PARD, HeadKind, is_same, kind_of, pard_block
 from outrider.engine.loading.loader import check_class, check_weights, read_config, resolve_device
 from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.memory import readable_bytes
@@ -148,14 +148,14 @@ def check_draft(draft: str, target: ModelFacts, task: Task) -> tuple[Footprint, 
     """
     assert task.target is not None
     files = Checkpoint(draft)
-    family = family_of(files, task.target)
-    if family.read is not None:
-        head = family.read(files, TargetFiles(task.target))
+    kind = kind_of(files, task.target)
+    if kind.read is not None:
+        head = kind.read(files, TargetFiles(task.target))
         taps = head.projection.spec.taps
-        find: Find = ("ok", f"a head ({family.name}) that fits the target; reads its hidden states {taps}", "")
-        return _head_footprint(family, head, target.info.context_limit, task), (), find
+        find: Find = ("ok", f"a head ({kind.name}) that fits the target; reads its hidden states {taps}", "")
+        return _head_footprint(kind, head, target.info.context_limit, task), (), find
     model = read_model(draft, task)
-    if family is PARD:
+    if kind is PARD:
         pard_block(files)
         model.info.supports_retokenization = False
     if not is_compatible(model.info, target.info):
@@ -167,14 +167,14 @@ def check_draft(draft: str, target: ModelFacts, task: Task) -> tuple[Footprint, 
     return model.footprint, model.notes, _check_tokens(model, target)
 
 
-def _head_footprint(family: HeadFamily, head: HeadFiles, context_limit: int, task: Task) -> Footprint:
-    assert family.network is not None, "a head has a network"
-    network = family.network.of(head.facts, head.tensors)
+def _head_footprint(kind: HeadKind, head: HeadFiles, context_limit: int, task: Task) -> Footprint:
+    assert kind.network is not None, "a head has a network"
+    network = kind.network.of(head.facts, head.tensors)
     itemsize = dtype_of(head.tensors, resolve_device(task.device), task.dtype).itemsize
     projection_bytes = head.projection.num_bytes  # run by the target, for the head alone
     weights_bytes = _num_parameters(network) * itemsize + projection_bytes
     kv_bytes = 0
-    if family.paths:
+    if kind.paths:
         kv_bytes = token_width(network.config) * itemsize * context_limit
     return Footprint(weights_bytes, kv_bytes)
 

@@ -37,7 +37,7 @@ ATTENTION = "outrider_unrolled"
 
 class Steps(Cache):
     """KV cache of a head in EAGLE-3's training-time test: for each layer the keys and values of all steps so far, [B,
-    KV, steps * N, hd] each. Step k runs the head for draft token k of every chain.
+    Hkv, steps * N, D] each. Step k runs the head for draft token k of every chain.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,14 @@ class Steps(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [B, KV, N, hd] that a step computed in layer `layer_idx`. Return the layer's keys
-        and values of all steps so far, [B, KV, steps * N, hd] each.
+        """Append the keys and values [B, Hkv, N, D] that a step computed in layer `layer_idx`. Return the layer's keys
+        and values of all steps so far, [B, Hkv, steps * N, D] each.
         """
         keys = key_states
         values = value_states
         if layer_idx in self._stored:
             previous_keys, previous_values = self._stored[layer_idx]
-            keys = torch.cat([previous_keys, key_states], dim=2)  # [B, KV, steps * N, hd]
+            keys = torch.cat([previous_keys, key_states], dim=2)  # [B, Hkv, steps * N, D]
             values = torch.cat([previous_values, value_states], dim=2)
         self._stored[layer_idx] = keys, values
         return keys, values
@@ -89,7 +89,7 @@ def _attend(
 def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, *, repeats_heads: bool
 ) -> Tensor:
-    """Return the attention [B, H, N, hd] of query [B, H, N, hd] over key and value [B, KV, M, hd]. mask: [N, M] bool,
+    """Return the attention [B, H, N, D] of query [B, H, N, D] over key and value [B, Hkv, M, D]. mask: [N, M] bool,
     True = attends. scaling: factor on the scores.
 
     repeats_heads: whether keys and values are copied for each query head. On a GPU they must be: with enable_gqa torch
@@ -136,12 +136,12 @@ class ProjectedHead(nn.Module):
             torch.manual_seed(seed)
             module = cls(_create_config(source, target, taps, num_ids))
         head = module.head
-        projection = source.projection()  # [V, d]
+        lm_head = source.lm_head()  # [V, d]
         head.embed_tokens.weight.data = source.embedding().float().clone()
         if kept is not None:
             head.draft_ids = kept
-            projection = projection[kept]  # [Vd, d]
-        head.lm_head.weight.data = projection.float().clone()
+            lm_head = lm_head[kept]  # [Vd, d]
+        head.lm_head.weight.data = lm_head.float().clone()
         if start is None:
             head.embed_tokens.requires_grad_(False)
         elif source.config.tie_word_embeddings and kept is None:

@@ -49,7 +49,7 @@ def measure_acceptance(
             accept = _match_distributions(target_output, student.ids, temperature)
         for draft in student.draft_logits(batch, target_output, depth):
             probabilities = accept(draft)  # [M] float32
-            answer_of = draft.places // batch.ids.shape[1]  # [M] int64
+            answer_of = draft.token_indices // batch.ids.shape[1]  # [M] int64
             accepted[draft.depth] += [probabilities[answer_of == index].tolist() for index in range(len(batch.ids))]
     student.module.train()
     rows = []
@@ -77,7 +77,7 @@ def _match_best(target_output: TargetOutput, ids: Tensor | None) -> Accept:
         draft_best = draft.logits.argmax(dim=-1)  # [M] int64, an index in ids
         if ids is not None:
             draft_best = ids[draft_best]
-        return (draft_best == best[target_output.rows(draft.places)]).float()
+        return (draft_best == best[target_output.rows(draft.token_indices)]).float()
 
     return accept
 
@@ -87,6 +87,6 @@ def _match_distributions(target_output: TargetOutput, ids: Tensor | None, temper
 
     def accept(draft: DraftLogits) -> Tensor:
         log_draft = log_softmax(draft.logits.float() / temperature, dim=-1)  # [M, W] float32
-        return acceptance(target.at(target_output.rows(draft.places)), log_draft)
+        return acceptance(target.at(target_output.rows(draft.token_indices)), log_draft)
 
     return accept

@@ -39,13 +39,13 @@ class Medusa:
             width=target.width,
             vocab_size=target.vocab_size,
             draft_vocab_size=target.vocab_size,
-            shares_projection=True,
+            shares_lm_head=True,
         )
         heads = MedusaHeads(facts)
         with torch.no_grad():
             for parameter in heads.blocks.parameters():
                 parameter.zero_()
-            heads.lm_heads.load_state_dict({"0.weight": target.projection()})
+            heads.lm_heads.load_state_dict({"0.weight": target.lm_head()})
         return cls(heads, device)
 
     @classmethod

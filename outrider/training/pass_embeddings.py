@@ -92,10 +92,10 @@ class LookaheadEmbeddings:
         attention_mask = self._masks.of(trees, num_queries, num_queries, embedded.dtype, embedded.device)
         query_positions = torch.from_numpy(tree_positions).to(embedded.device)
         logits = self._teacher.logits_of(embedded, query_positions, attention_mask, mask)  # [M, V] float32
-        places = tokens + length * torch.arange(len(roots), device=tokens.device)[:, None, None]  # [B, G, L]
+        token_indices = tokens + length * torch.arange(len(roots), device=tokens.device)[:, None, None]  # [B, G, L]
         depths = order.expand_as(is_trained)[is_trained]  # [M] int64
         for skipped in range(depth):
-            yield DraftLogits(skipped, places[is_trained][depths == skipped], logits[depths == skipped])
+            yield DraftLogits(skipped, token_indices[is_trained][depths == skipped], logits[depths == skipped])
 
     def save(self, folder: Path) -> None:
         """Write the embeddings in bfloat16 to model.safetensors in `folder`, from which the drafter `pass`

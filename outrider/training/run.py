@@ -146,8 +146,8 @@ class TrainingRun:
         target = TargetDistribution.of(target_output.logits, student.ids)
         total = torch.zeros((), device=self._teacher.device)  # [] float32
         for draft in student.draft_logits(batch, target_output, student.depth_trained):
-            if len(draft.places):
-                rows = target_output.rows(draft.places)  # [M] int64
+            if len(draft.token_indices):
+                rows = target_output.rows(draft.token_indices)  # [M] int64
                 total = total + DEPTH_DECAY**draft.depth * loss_of(plan.loss, target.at(rows), draft.logits)
         loss = float(total.detach())
         if not math.isfinite(loss):

@@ -30,7 +30,7 @@ class DraftLogits:
 
     depth: int
     """Index of the draft token in its round, from 0."""
-    places: Tensor
+    token_indices: Tensor
     """For each draft token the index of the token before it, in the batch flattened to [B * T]. [M] int64, ascending.
     """
     logits: Tensor
@@ -109,8 +109,8 @@ class Draft:
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]
         for skipped in range(depth):
-            places = indices_of(batch.trained_mask(skipped))  # [M] int64
-            yield DraftLogits(skipped, places, logits[places])
+            token_indices = indices_of(batch.trained_mask(skipped))  # [M] int64
+            yield DraftLogits(skipped, token_indices, logits[token_indices])
 
     def save(self, folder: Path) -> None:
         """Write a model folder: weights in bfloat16, and the files of the tokenizer."""

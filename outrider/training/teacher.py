@@ -63,25 +63,25 @@ class TargetOutput:
 
     logits: Tensor
     """Logits after M tokens of the batch, [M, V] float32. These are the tokens of `Batch.trained_mask(0)`."""
-    places: Tensor
+    token_indices: Tensor
     """Indices of these M tokens in the batch flattened to [B * T]. [M] int64, ascending."""
     hidden: Sequence[Tensor]
     """Hidden states [B, T, dt] of a target with n layers: entries 0 to n - 1 are the inputs of the layers, and the last
     entry is the state after the final norm. Empty if transformers returns no hidden states."""
 
-    def rows(self, places: Tensor) -> Tensor:
-        """Return the indices into `logits` of the rows that belong to N given tokens, [N] int64. places: the tokens'
-        indices in the batch flattened to [B * T]; all of them must be in `self.places`.
+    def rows(self, token_indices: Tensor) -> Tensor:
+        """Return the indices into `logits` of the rows that belong to N given tokens, [N] int64. token_indices: the tokens'
+        indices in the batch flattened to [B * T]; all of them must be in `self.token_indices`.
         """
-        return torch.searchsorted(self.places, places)
+        return torch.searchsorted(self.token_indices, token_indices)
 
-    def taps(self, is_selected: Sequence[int]) -> Tensor:
+    def taps(self, selected: Sequence[int]) -> Tensor:
         """Return m of the target's hidden states for each token, [B, T, m, dt] float32.
 
-        is_selected: m indices into `hidden`. The constant NORMED stands for the last entry of `hidden`, the state after
+        selected: m indices into `hidden`. The constant NORMED stands for the last entry of `hidden`, the state after
         the final norm.
         """
-        return torch.stack([self.hidden[tap].float() for tap in is_selected], dim=2)
+        return torch.stack([self.hidden[tap].float() for tap in selected], dim=2)
 
 
 class Teacher:

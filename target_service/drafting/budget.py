@@ -75,23 +75,23 @@ class VerifyDemand:
     ready_s: float = 0.0
     """Monotonic time, in seconds, since which the slot has been ready."""
 
-    def part(self, num_drafts: int) -> tuple[bytes, float, int]:
-        """Return what the slot adds to a step that verifies its first num_drafts draft tokens: (caller, expected number
-        of tokens that the slot commits, number of the slot's rows in the step).
+    def part(self, num_draft_tokens: int) -> tuple[bytes, float, int]:
+        """Return what the slot adds to a step that verifies its first num_draft_tokens draft tokens: (caller, expected
+        number of tokens that the slot commits, number of the slot's rows in the step).
         """
-        if num_drafts and self.is_whole:
+        if num_draft_tokens and self.is_whole:
             gain = sum(self.probs)
             num_rows = self.max_rows
         else:
-            gain = sum(self.probs[:num_drafts])
-            num_rows = num_drafts
+            gain = sum(self.probs[:num_draft_tokens])
+            num_rows = num_draft_tokens
         return self.scheduling.caller, 1.0 + gain, self.num_pending + num_rows
 
 
 class VerifyChoice(NamedTuple):
     """Decision of the budget about one slot in one step."""
 
-    num_drafts: int
+    num_draft_tokens: int
     """Number of the slot's candidate draft tokens to verify, counted from the first."""
     with_extra_rows: bool
     """Whether the step has the extra rows that the slot's drafter asks for."""
@@ -114,7 +114,7 @@ class _RowGroup(NamedTuple):
 class _Plan(NamedTuple):
     """The choice for a step in which no caller is bounded."""
 
-    num_drafts: dict[int, int]
+    num_draft_tokens: dict[int, int]
     """Number of draft tokens to verify of each slot, by the slot's index among the step's demands."""
     has_optional_drafts: bool
     """Whether there are draft tokens that the budget may leave out."""
@@ -171,9 +171,9 @@ class VerifyBudget:
             demand = demands[index]
             max_rows -= demand.extra_rows
             by_index[index] = replace(demand, num_pending=demand.num_pending + demand.extra_rows)
-        num_drafts = self._share_out(by_index, max_rows, absent, is_probe)
+        num_draft_tokens = self._share_out(by_index, max_rows, absent, is_probe)
         choices: list[VerifyChoice | None] = [None] * len(demands)
-        for index, num in num_drafts.items():
+        for index, num in num_draft_tokens.items():
             choices[index] = VerifyChoice(num, index in extra)
         return choices
 
@@ -197,7 +197,7 @@ class VerifyBudget:
 
     def _plan(self, demands: _Demands, max_rows: int, is_probe: bool = False) -> _Plan:
         # is_probe: half of the candidates that pay are verified
-        num_drafts = dict.fromkeys(demands, 0)
+        num_draft_tokens = dict.fromkeys(demands, 0)
         gains = dict.fromkeys(demands, 1.0)
         row_groups = list[_RowGroup]()
         num_rows = 0
@@ -207,19 +207,19 @@ class VerifyBudget:
                 for prob in demand.probs:
                     row_groups.append(_RowGroup(index, prob, 1))
             elif demand.max_rows <= max_rows:
-                num_drafts[index] = demand.num_required
+                num_draft_tokens[index] = demand.num_required
                 gains[index] = demand.part(demand.num_required)[1]
                 num_rows += demand.num_required
                 max_rows -= demand.max_rows
         if not row_groups:
-            return _Plan(num_drafts, has_optional_drafts=False, is_worthwhile=False)
+            return _Plan(num_draft_tokens, has_optional_drafts=False, is_worthwhile=False)
         best = self._best(row_groups, demands, gains, num_rows, max_rows)
         num_taken = len(best)
         if is_probe:
             num_taken //= 2
         for row_group in best[:num_taken]:
-            num_drafts[row_group.index] += 1
-        return _Plan(num_drafts, has_optional_drafts=True, is_worthwhile=bool(best))
+            num_draft_tokens[row_group.index] += 1
+        return _Plan(num_draft_tokens, has_optional_drafts=True, is_worthwhile=bool(best))
 
     def _best(
         self, row_groups: list[_RowGroup], demands: _Demands, gains: Mapping[int, float], num_rows: int, max_rows: int
@@ -262,7 +262,7 @@ class VerifyBudget:
     ) -> dict[int, int]:
         # By slot index, the candidates that are verified; a slot that is missing waits for the next step.
         plan = self._plan(demands, max_rows, is_probe)
-        num_drafts = plan.num_drafts
+        num_draft_tokens = plan.num_draft_tokens
         weights = dict[bytes, float]()
         for scheduling in absent:
             weights[scheduling.caller] = scheduling.weight
@@ -270,34 +270,37 @@ class VerifyBudget:
         for index, demand in demands.items():
             weights[demand.scheduling.caller] = demand.scheduling.weight
             callers.setdefault(demand.scheduling.caller, {})[index] = demand
-        step = (demand.part(num_drafts[index]) for index, demand in demands.items())
+        step = (demand.part(num_draft_tokens[index]) for index, demand in demands.items())
         dealt = self._callers.deal(weights, step, lambda caller: self._alone(callers.get(caller, {}), max_rows))
         self._bounding_gain = None
         if dealt is not None:
-            num_drafts = dict(dealt)  # (0, 0), (0, 1), (1, 0), (0, 2) -> {0: 2, 1: 0}: of a slot the last item counts
+            # (0, 0), (0, 1), (1, 0), (0, 2) -> {0: 2, 1: 0}: of a slot the last item counts
+            num_draft_tokens = dict(dealt)
             bounding = callers.get(self._callers.bounding or b"", {})
             plan = self._plan(bounding, max_rows)
             self._bounding_gain = 0.0
-            for index in bounding.keys() & num_drafts.keys():
-                self._bounding_gain += bounding[index].part(num_drafts[index])[1]
+            for index in bounding.keys() & num_draft_tokens.keys():
+                self._bounding_gain += bounding[index].part(num_draft_tokens[index])[1]
         if plan.has_optional_drafts:
             self._is_worthwhile = plan.is_worthwhile
-        return num_drafts
+        return num_draft_tokens
 
     def _alone(self, demands: _Demands, max_rows: int) -> list[BudgetUnit[_Item]]:
         # The units of the step that a caller would take alone: first its slots without candidates, by priority and
         # then by the time at which they were ready, then their candidates, the likeliest first.
         plain = list[tuple[int, float, BudgetUnit[_Item]]]()
         drafts = list[tuple[float, int, BudgetUnit[_Item]]]()
-        for index, num_drafts in self._plan(demands, max_rows).num_drafts.items():
+        for index, num_draft_tokens in self._plan(demands, max_rows).num_draft_tokens.items():
             demand = demands[index]
             plain.append((demand.scheduling.priority, demand.ready_s, BudgetUnit((index, 0), 1.0, demand.num_pending)))
-            if num_drafts and demand.is_whole:
+            if num_draft_tokens and demand.is_whole:
                 gain = sum(demand.probs)
-                drafts.append((-gain / demand.max_rows, 0, BudgetUnit((index, num_drafts), gain, demand.max_rows)))
+                drafts.append(
+                    (-gain / demand.max_rows, 0, BudgetUnit((index, num_draft_tokens), gain, demand.max_rows))
+                )
                 continue
             min_prob = 1.0
-            for num, prob in enumerate(demand.probs[:num_drafts], start=1):
+            for num, prob in enumerate(demand.probs[:num_draft_tokens], start=1):
                 min_prob = min(min_prob, prob)  # a slot's first candidate stays before its second
                 drafts.append((-min_prob, num, BudgetUnit((index, num), prob, 1)))
         plain.sort()

@@ -27,7 +27,7 @@ from target_service.drafting.own_drafts import OwnDrafts
 from target_service.drafting.proposal import Draw, Proposal
 from target_service.drafting.slot_candidates import Candidates
 from target_service.leases.hold import PendingDraft
-from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
+from target_service.leases.lease import Lease, SlotDrafter, SlotDraftWorker
 from target_service.leases.lease_jobs import Fallback
 from target_service.leases.leases import Leases
 
@@ -91,7 +91,7 @@ class DraftChooser:
         The extra rows are those for a step that verifies all candidates.
         """
         lease = found.lease
-        if not self.own.has_extra_rows(lease.slot) or not lease.max_drafts:
+        if not self.own.has_extra_rows(lease.slot) or not lease.max_depth:
             return found  # rows beside are for later draft tokens, and there will be none
         tree = join(list(found.trees.values()), found.budget_items).tree
         return replace(found, extra_rows=self._extra_rows(lease, tree))
@@ -103,7 +103,7 @@ class DraftChooser:
         return rows
 
     def _proposed(self, lease: Lease) -> Candidates:
-        if not lease.max_drafts:
+        if not lease.max_depth:
             return Candidates(lease)
         slot = lease.slot
         shape = lease.speculation.tree
@@ -115,28 +115,28 @@ class DraftChooser:
         is_made_now = is_bound or has_delivered or self.own.has_extra_rows(slot)  # else once the budget has chosen
         for drafter in self.own.worthwhile_drafters(slot, has_fixed_num=has_fixed_num, is_drafted=lease.is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
-            source = lease.own_drafters[drafter.own]
-            max_len = min(lease.likely_chain(source), self.own.max_len(drafter))
+            slot_drafter = lease.own_drafters[drafter.own]
+            max_len = min(lease.likely_chain(slot_drafter), self.own.max_len(drafter))
             if drafter.is_merged and shape is not None:
                 max_len = min(max_len, shape.depth)
             if not (is_made_now or drafter.is_merged):
-                found.append(_candidates_to_make(lease, drafter, source, max_len))
+                found.append(_candidates_to_make(lease, drafter, slot_drafter, max_len))
                 continue
-            own = self._propose(lease, drafter, source, max_len)
+            own = self._propose(lease, drafter, slot_drafter, max_len)
             if not own.tree.ids:
                 continue
-            trees = {source: own}
+            trees = {slot_drafter: own}
             if drafter.is_merged and lease.is_exact:
-                trees = {**delivered, source: own}
+                trees = {**delivered, slot_drafter: own}
             found.append(self._together(lease, trees))
             if lease.speculation.is_fixed:
                 return found[0]
         found.append(self._together(lease, delivered))
         return max(found, key=lambda candidates: candidates.num_expected)
 
-    def _propose(self, lease: Lease, drafter: Drafter, source: SlotDrafter, max_len: int) -> CandidateTree:
+    def _propose(self, lease: Lease, drafter: Drafter, slot_drafter: SlotDrafter, max_len: int) -> CandidateTree:
         state = self.keeper.sampling_state(lease.slot)
-        return self.own.candidates(lease.slot, drafter, state, source.acceptance, max_len)
+        return self.own.candidates(lease.slot, drafter, state, slot_drafter.acceptance, max_len)
 
     def _delivered(self, lease: Lease) -> dict[SlotDrafter, CandidateTree]:
         # Whether the tokens that are tested first have arrived must not depend on those that are tested after them. So
@@ -151,7 +151,7 @@ class DraftChooser:
                 trees[draft] = self._buffered(lease, draft)
         return trees
 
-    def _buffered(self, lease: Lease, draft: DeliveredDrafts) -> CandidateTree:
+    def _buffered(self, lease: Lease, draft: SlotDraftWorker) -> CandidateTree:
         buffer = draft.buffer
         acceptance = draft.acceptance
         if not buffer.tree.ids:
@@ -215,22 +215,22 @@ class DraftChooser:
                 prob = 1.0
             pending.append(PendingDraft(lease, lease.first, prob))
             return pending
-        is_forced = any(source.drafter is None for source in found.trees)
+        is_forced = any(slot_drafter.drafter is None for slot_drafter in found.trees)
         is_own = bool(found.trees) and found.trees.keys().isdisjoint(lease.drafts)
         if is_forced or (is_own and lease.speculation.is_fixed):
             return pending
         num_here = dict[SlotDrafter, int]()
-        for source, candidates in found.trees.items():
-            num_here[source] = len(candidates.tree)
+        for slot_drafter, candidates in found.trees.items():
+            num_here[slot_drafter] = len(candidates.tree)
             if found.drafter is not None:  # its tokens are not made yet
-                num_here[source] = len(found.budget_items)
+                num_here[slot_drafter] = len(found.budget_items)
         num_left = lease.speculation.max_draft_tokens
         are_sampled = len(lease.drafts) > 1 and not lease.slot.params.is_deterministic
         for draft in lease.drafts:
             num_required = min(lease.num_required, num_left)
             num_left -= num_required
             num_own = num_here.get(draft, 0)
-            if not draft.is_active or num_own >= lease.max_drafts or draft.buffer.is_ended:
+            if not draft.is_active or num_own >= lease.max_depth or draft.buffer.is_ended:
                 continue
             if draft.needs_features and len(lease.slot.cached) < len(lease.slot.committed) - 1:
                 continue  # it drafts from hidden states of this step
@@ -240,21 +240,21 @@ class DraftChooser:
                 continue
             if are_sampled and num_own:
                 continue  # how much of it has arrived may depend on its draws, and other draws may arrive meanwhile
-            prob = draft.acceptance.chain_prob(len(draft.buffer.chain(lease.max_drafts)) + 1)
-            for source, num in num_here.items():
-                if source is not draft and num:
-                    prob *= 1.0 - source.acceptance.prob(0)
+            prob = draft.acceptance.chain_prob(len(draft.buffer.chain(lease.max_depth)) + 1)
+            for slot_drafter, num in num_here.items():
+                if slot_drafter is not draft and num:
+                    prob *= 1.0 - slot_drafter.acceptance.prob(0)
             pending.append(PendingDraft(lease, draft, prob))
         return pending
 
-    def fallback(self, lease: Lease, num_drafts: int, *, is_left_out: bool) -> Fallback | None:
+    def fallback(self, lease: Lease, num_draft_tokens: int, *, is_left_out: bool) -> Fallback | None:
         """Return why a step verifies no draft token of a slot. None if it verifies some, or if none were to be
         expected.
 
-        num_drafts: number of the slot's draft tokens that the step verifies. is_left_out: whether the slot had draft
-        tokens and the budget chose none of them.
+        num_draft_tokens: number of the slot's draft tokens that the step verifies. is_left_out: whether the slot had
+        draft tokens and the budget chose none of them.
         """
-        if num_drafts:
+        if num_draft_tokens:
             return None
         if any(draft.is_refused for draft in lease.drafts):
             return Fallback.REFUSED
@@ -273,27 +273,27 @@ class DraftChooser:
         The proposal has no draft tokens if a delivery turns out to break a rule.
         """
         lease = found.lease
-        if not choice.num_drafts and not choice.with_extra_rows:
+        if not choice.num_draft_tokens and not choice.with_extra_rows:
             return Proposal(lease.slot, NO_DRAFT_TOKENS)
         if found.drafter is not None:
-            (source,) = found.trees
-            made = self._propose(lease, found.drafter, source, choice.num_drafts)
+            (slot_drafter,) = found.trees
+            made = self._propose(lease, found.drafter, slot_drafter, choice.num_draft_tokens)
             if not made.tree.ids:
                 return Proposal(lease.slot, NO_DRAFT_TOKENS)
-            found = Candidates(lease, {source: made}, made.budget_items())
-        joined = join(list(found.trees.values()), found.budget_items[: choice.num_drafts])
+            found = Candidates(lease, {slot_drafter: made}, made.budget_items())
+        joined = join(list(found.trees.values()), found.budget_items[: choice.num_draft_tokens])
         draws = self._draws(found, joined)
         if draws is None:
             return self.proposal(Candidates(lease), choice)
-        sources = dict[SlotDrafter, dict[int, int]]()
-        for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
-            ranks = sources[source] = dict[int, int]()
+        slot_drafters = dict[SlotDrafter, dict[int, int]]()
+        for (slot_drafter, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
+            ranks = slot_drafters[slot_drafter] = dict[int, int]()
             for own, node in node_of.items():
                 ranks[node] = candidates.tree.ranks[own]
         extra_rows = None
         if choice.with_extra_rows:
             extra_rows = self._extra_rows(lease, joined.tree)
-        return Proposal(lease.slot, joined.tree, draws, sources, extra_rows)
+        return Proposal(lease.slot, joined.tree, draws, slot_drafters, extra_rows)
 
     def _draws(self, found: Candidates, joined: MergedTree) -> list[Draw] | None:
         """Return the draws in the order of the tests; None where a distribution cannot be read.
@@ -311,7 +311,7 @@ class DraftChooser:
             return draws
         num_drafters = sum(bool(node_of) for node_of in joined.nodes)
         is_chain = num_drafters == 1 and joined.tree.is_chain
-        for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
+        for (slot_drafter, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
             is_sampled = False
             siblings = dict[int, list[int]]()  # by the parent's node, the drafter's own nodes
             for own, node in node_of.items():
@@ -322,7 +322,7 @@ class DraftChooser:
             if not is_sampled and lease.is_exact:
                 continue
             for drawn in siblings.values():
-                distribution = self._distribution(source, candidates, drawn)
+                distribution = self._distribution(slot_drafter, candidates, drawn)
                 if distribution is None:
                     return None
                 first, *others = drawn
@@ -332,7 +332,7 @@ class DraftChooser:
         return draws
 
     def _distribution(
-        self, source: SlotDrafter, candidates: CandidateTree, drawn: Sequence[int]
+        self, slot_drafter: SlotDrafter, candidates: CandidateTree, drawn: Sequence[int]
     ) -> TokenDistribution | None:
         sibling_ids = [candidates.tree.ids[own] for own in drawn]
         distribution = candidates.distributions[drawn[0]]
@@ -340,20 +340,20 @@ class DraftChooser:
             return one_hot(sibling_ids[0], self.vocab_size)
         if not isinstance(distribution, tuple):
             return distribution
-        assert isinstance(source, DeliveredDrafts), "a distribution of the target's own came over the wire"
+        assert isinstance(slot_drafter, SlotDraftWorker), "a distribution of the target's own came over the wire"
         try:
             return decode_distribution(*distribution, self.vocab_size, sibling_ids)
         except BadTensor as error:
-            self.leases.refuse(source.ticket, str(error))
-            self.metrics.count_delivered("refused", len(source.buffer.tree))
-            source.buffer.clear()
+            self.leases.refuse(slot_drafter.ticket, str(error))
+            self.metrics.count_delivered("refused", len(slot_drafter.buffer.tree))
+            slot_drafter.buffer.clear()
             return None
 
 
-def _candidates_to_make(lease: Lease, drafter: Drafter, source: SlotDrafter, max_len: int) -> Candidates:
+def _candidates_to_make(lease: Lease, drafter: Drafter, slot_drafter: SlotDrafter, max_len: int) -> Candidates:
     # a chain of max_len tokens that are made once it is known how many of them are verified
-    nothing = CandidateTree(NO_DRAFT_TOKENS, (), source.acceptance.prob(0))
+    nothing = CandidateTree(NO_DRAFT_TOKENS, (), slot_drafter.acceptance.prob(0))
     budget_items = list[BudgetItem]()
-    for prob in source.chain_probs(max_len):
+    for prob in slot_drafter.chain_probs(max_len):
         budget_items.append(BudgetItem(prob, ()))
-    return Candidates(lease, {source: nothing}, budget_items, drafter)
+    return Candidates(lease, {slot_drafter: nothing}, budget_items, drafter)

@@ -50,7 +50,7 @@ class Proposal:
     in which it drew them, then those of the next drafter. If there are no draws at all, draft tokens are accepted as
     long as they equal the target's own tokens. This is so for `greedy` and `coupled`, and for `rejection` if all draft
     tokens are deterministic."""
-    sources: Mapping[SlotDrafter, Mapping[int, int]] = field(default_factory=dict)
+    slot_drafters: Mapping[SlotDrafter, Mapping[int, int]] = field(default_factory=dict)
     """For each drafter, in the order in which draws are tested: its nodes in the tree, and the rank of each among the
     drafter's own siblings (node index: rank)."""
     extra_rows: ExtraRows | None = None
@@ -59,13 +59,13 @@ class Proposal:
     @property
     def drafted_by(self) -> list[SlotDrafter]:
         """Drafters that proposed at least one of the tree's nodes."""
-        return [source for source, ranks in self.sources.items() if ranks]
+        return [slot_drafter for slot_drafter, ranks in self.slot_drafters.items() if ranks]
 
     def drafter_of_node(self, node: int) -> SlotDrafter | None:
         """Return the first drafter that proposes a node; None if none does."""
-        for source, ranks in self.sources.items():
+        for slot_drafter, ranks in self.slot_drafters.items():
             if node in ranks:
-                return source
+                return slot_drafter
         return None
 
     def row(self) -> Row:
@@ -99,9 +99,9 @@ def split_logits(proposals: Sequence[Proposal], logits: Tensor) -> tuple[Tensor,
         trees of 2 and 0 nodes, the first with 3 extra rows: rows 0, 1, 2 and 6 decide; rows 3, 4, 5 are the first
         slot's
     """
-    beside = dict[SlotKey, Tensor]()
+    extra_logits = dict[SlotKey, Tensor]()
     if all(proposal.extra_rows is None for proposal in proposals):
-        return logits, beside
+        return logits, extra_logits
     own = list[Tensor]()
     start = 0
     for proposal in proposals:
@@ -110,6 +110,6 @@ def split_logits(proposals: Sequence[Proposal], logits: Tensor) -> tuple[Tensor,
         start = end
         if proposal.extra_rows is not None:
             end += len(proposal.extra_rows.ids)
-            beside[proposal.slot.key] = logits[start:end]
+            extra_logits[proposal.slot.key] = logits[start:end]
             start = end
-    return torch.cat(own), beside
+    return torch.cat(own), extra_logits

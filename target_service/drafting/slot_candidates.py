@@ -75,7 +75,7 @@ class Candidates:
         if rows is None:
             return demand
         cost_rows = len(rows.ids)
-        if all(source.drafter is rows.drafter for source in self.trees):
+        if all(slot_drafter.drafter is rows.drafter for slot_drafter in self.trees):
             cost_rows += len(self.budget_items)  # draft tokens that came of earlier such rows
         gain = rows.gain(lease.own_drafters[rows.drafter].acceptance)
         return replace(demand, extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=cost_rows)
@@ -85,7 +85,7 @@ class Candidates:
         that the budget chose.
         """
         num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
-        for budget_item in self.budget_items[: choice.num_drafts]:
+        for budget_item in self.budget_items[: choice.num_draft_tokens]:
             num_tokens += bool(budget_item.nodes or self.drafter)
         if choice.with_extra_rows and self.extra_rows is not None:
             num_tokens += len(self.extra_rows.ids)

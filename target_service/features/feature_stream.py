@@ -20,7 +20,7 @@ from target_service.features.registered_heads import Heads
 MAX_BACKLOG_BYTES = 64 << 20
 """Maximum bytes of features that wait to be written to one draft worker. Further features are not queued; they are sent
 later, as far as the target still keeps them."""
-PART_BYTES = 4 << 20
+PIECE_BYTES = 4 << 20
 """Approximate maximum bytes of features in one message. It is bounded because other messages to the draft worker wait
 until it is written."""
 
@@ -55,7 +55,7 @@ class FeatureStream:
         """Total bytes of features that were written. Only the gRPC loop's thread changes it."""
         self._is_over = False
         self._outbox: Outbox[tpb.FeatureBatch] = Outbox(
-            self._write, end_stream, PART_BYTES, lambda batch: batch.ByteSize()
+            self._write, end_stream, PIECE_BYTES, lambda batch: batch.ByteSize()
         )
 
     # requests of the draft
@@ -130,16 +130,16 @@ class FeatureStream:
         self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 
     def _put_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
-        token_bytes = len(data) // num_tokens
-        part_len = max(1, PART_BYTES // token_bytes)
-        for first in range(0, num_tokens, part_len):
-            part = data[first * token_bytes : (first + part_len) * token_bytes]
+        feature_bytes = len(data) // num_tokens
+        piece_len = max(1, PIECE_BYTES // feature_bytes)
+        for first in range(0, num_tokens, piece_len):
+            piece = data[first * feature_bytes : (first + piece_len) * feature_bytes]
             chunk = tpb.FeatureChunk(
                 ticket=subscription.ticket,
                 target_epoch=self._epoch,
                 start=start + first,
-                num_tokens=len(part) // token_bytes,
-                data=part,
+                num_tokens=len(piece) // feature_bytes,
+                data=piece,
                 request_id=subscription.request_id,
             )
             self._put(tpb.FeatureBatch(chunks=[chunk]))

@@ -163,12 +163,12 @@ class Features:
         token_ids: the text. taps: layers whose hidden states are returned.
         """
         try:
-            hidden, best_ids = self.see(token_ids, taps)
+            hidden, best_ids = self.forward_text(token_ids, taps)
         except (OutriderError, RuntimeError) as failure:
             raise Unavailable(f"the target cannot run the probe now: {failure}") from None
         return tpb.ProbeReply(taps=_as_bytes(hidden), best_ids=best_ids.tolist())
 
-    def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def forward_text(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run a forward over a text of T tokens that belongs to no slot. Return the text's hidden states at the layers
         `taps`, [T, len(taps), hidden size], and the likeliest id after each token, [T] int64.
 
@@ -263,13 +263,13 @@ class Features:
             made.append(head.projection(states.index_select(1, head.columns)))  # [N, d]
         for digest, features in zip(list(self._heads), to_host(*made), strict=True):  # one wait for all heads
             data = _as_bytes(features)
-            token_bytes = len(data) // len(indices)
+            feature_bytes = len(data) // len(indices)
             at = 0
             for key, start, stay in self._spans:
-                buffer = self._buffers.setdefault(key, {}).setdefault(digest, FeatureBuffer(token_bytes))
+                buffer = self._buffers.setdefault(key, {}).setdefault(digest, FeatureBuffer(feature_bytes))
                 self._buffers.move_to_end(key)
                 buffer.drop_before(buffer.end - MAX_KEPT_TOKENS)
-                end = at + len(stay) * token_bytes
+                end = at + len(stay) * feature_bytes
                 buffer.put(start, data[at:end])
                 at = end
 
@@ -293,7 +293,7 @@ class Features:
             subscription.next_position = buffer.end
         elif buffer.end > subscription.dropped_end:
             num_dropped = buffer.end - max(start, subscription.dropped_end)
-            link.count("dropped", num_dropped, num_dropped * buffer.token_bytes)
+            link.count("dropped", num_dropped, num_dropped * buffer.feature_bytes)
             subscription.dropped_end = buffer.end
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.engine.heads.families import MEDUSA
 from outrider.engine.heads.head_loader import LoadedHead, load_head
+from outrider.engine.heads.kinds import MEDUSA
 from outrider.engine.heads.wiring import ProbeStates, judge, probe_ids, score_head, taps_to_probe
 from outrider.engine.host_copy import to_host
 from outrider.engine.model_runner import ModelRunner
@@ -109,7 +109,7 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
     _reserve_memory(runner, loaded, config.heads)
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
     taps = taps_to_probe(loaded.projection.spec.taps, loaded.num_layers)
-    states, best_ids = features.see(ids, taps)  # [T, taps, hidden], [T]
+    states, best_ids = features.forward_text(ids, taps)  # [T, taps, hidden], [T]
     by_tap = dict[int, Tensor]()
     for index, tap in enumerate(taps):
         by_tap[tap] = states[:, index].cpu()  # [T, hidden]

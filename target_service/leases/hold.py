@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from outrider.engine.worker.jobs import SlotKey
-from target_service.leases.lease import DeliveredDrafts, Lease
+from target_service.leases.lease import Lease, SlotDraftWorker
 
 MAX_HOLD_S = 1.0
 """Maximum seconds that a slot waits for draft tokens if its request fixes their number."""
@@ -22,7 +22,7 @@ class PendingDraft(NamedTuple):
     """Draft worker from which more draft tokens may still arrive for a slot's next step."""
 
     lease: Lease
-    draft: DeliveredDrafts
+    draft: SlotDraftWorker
     prob: float
     """Probability that the next draft token that arrives from this draft worker is accepted."""
 
@@ -39,7 +39,7 @@ class ExpectedArrival(NamedTuple):
     """Whether the slot has no draft tokens yet for its next step, so that these are the first."""
 
 
-def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> ExpectedArrival | None:
+def expected_arrival(lease: Lease, draft: SlotDraftWorker, now: float) -> ExpectedArrival | None:
     """Return when a draft worker's next draft tokens should arrive for a slot. None if no time was measured yet, or if
     the tokens are overdue.
 
@@ -114,7 +114,7 @@ def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> floa
         if not expected.is_first or draft.gap_s is None:
             continue
         # Each token after the first brings its probability, less the cost of waiting for it.
-        for _ in range(lease.max_drafts - 1):
+        for _ in range(lease.max_depth - 1):
             prob *= draft.acceptance.prob(0)
             if prob <= draft.gap_s * rate:
                 break

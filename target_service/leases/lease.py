@@ -15,10 +15,10 @@ from target_service.leases.lease_jobs import VerifyJob
 from target_service.leases.slot_search import Beams
 
 MAX_STARVED = 8
-"""Maximum number of entries in `DeliveredDrafts.starved_since_s`. An entry outlives its step, since it also times a
+"""Maximum number of entries in `SlotDraftWorker.starved_since_s`. An entry outlives its step, since it also times a
 delivery that arrives after the step."""
 ETA_WEIGHT = 0.25
-"""Weight of a new measurement in the moving means `eta_s` and `gap_s` of `DeliveredDrafts`."""
+"""Weight of a new measurement in the moving means `eta_s` and `gap_s` of `SlotDraftWorker`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,7 +38,7 @@ class SlotDrafter:
 
 
 @dataclass(eq=False, slots=True)
-class DeliveredDrafts(SlotDrafter):
+class SlotDraftWorker(SlotDrafter):
     """Draft worker as a drafter of one slot: its ticket, its draft buffer, and the times of its deliveries."""
 
     ticket: int
@@ -111,7 +111,7 @@ class Lease:
     job: VerifyJob
     slot: Slot
     speculation: Speculation
-    drafts: Sequence[DeliveredDrafts]
+    drafts: Sequence[SlotDraftWorker]
     """Draft workers that may deliver, in the order in which their draws are tested; at least one."""
     own_drafters: Mapping[Drafter, SlotDrafter]
     """The target's own drafters for this slot, each with its acceptance probabilities."""
@@ -127,11 +127,11 @@ class Lease:
     pay."""
 
     @property
-    def first(self) -> DeliveredDrafts:
+    def first(self) -> SlotDraftWorker:
         """Draft worker whose ticket names the lease: the first of `drafts`."""
         return self.drafts[0]
 
-    def draft_of_ticket(self, ticket: int) -> DeliveredDrafts:
+    def draft_of_ticket(self, ticket: int) -> SlotDraftWorker:
         """Return the lease's draft worker with this ticket. The ticket must be one of the lease's."""
         return next(draft for draft in self.drafts if draft.ticket == ticket)
 
@@ -157,7 +157,7 @@ class Lease:
         return self.slot.params.lenience == 1.0
 
     @property
-    def max_drafts(self) -> int:
+    def max_depth(self) -> int:
         """Maximum depth of the draft tokens of the next step, where children of the root have depth 1. It leaves room
         for the token that a step commits after the accepted ones.
         """
@@ -170,7 +170,7 @@ class Lease:
     @property
     def max_chain(self) -> int:
         """Maximum length of a chain of draft tokens in the slot's next step."""
-        return self.speculation.chain_len(self.max_drafts)
+        return self.speculation.chain_len(self.max_depth)
 
     @property
     def num_required(self) -> int:
@@ -180,18 +180,18 @@ class Lease:
         tree = self.speculation.tree
         if tree is None:
             return self.max_chain
-        return min(tree.max_nodes, self.max_drafts)
+        return min(tree.max_nodes, self.max_depth)
 
-    def likely_chain(self, source: SlotDrafter) -> int:
+    def likely_chain(self, slot_drafter: SlotDrafter) -> int:
         """Return the maximum length of a drafter's chain in the slot's next step. If the request fixes the number of
         draft tokens, that is `max_chain`. If not, the chain is cut before the first token that is too unlikely to be
         accepted.
 
-        source: the drafter.
+        slot_drafter: the drafter.
         """
         if self.speculation.is_fixed:
             return self.max_chain
-        return source.acceptance.likely_len(self.max_chain)
+        return slot_drafter.acceptance.likely_len(self.max_chain)
 
     @property
     def num_pending(self) -> int:

@@ -20,7 +20,7 @@ from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.log import get_logger, log_extra
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
+from target_service.leases.lease import Lease, SlotDrafter, SlotDraftWorker
 from target_service.leases.lease_jobs import ExtendJob, Verdict, VerifyJob
 from target_service.leases.slot_search import Beams
 
@@ -99,22 +99,22 @@ class Leases:
         job: the Verify message. beams: the slot's beam search; None if the slot samples.
         """
         speculation, own_drafters = self._opened[slot.key]
-        drafts = list[DeliveredDrafts]()
+        drafts = list[SlotDraftWorker]()
         for index, (ticket, is_drafted) in enumerate(job.tickets):
-            acceptance = self._slot_shares(slot, index)
-            drafts.append(DeliveredDrafts(Drafter.MODEL, acceptance, ticket=ticket, is_active=is_drafted))
-        own_sources = dict[Drafter, SlotDrafter]()
+            acceptance = self._slot_acceptance(slot, index)
+            drafts.append(SlotDraftWorker(Drafter.MODEL, acceptance, ticket=ticket, is_active=is_drafted))
+        own_slot_drafters = dict[Drafter, SlotDrafter]()
         for drafter in own_drafters:
             if drafter.own is not None:
-                own_sources[drafter.own] = SlotDrafter(drafter.own, self._slot_shares(slot, drafter))
-        lease = Lease(job, slot, speculation, drafts, own_sources, job.arrived_s, beams)
+                own_slot_drafters[drafter.own] = SlotDrafter(drafter.own, self._slot_acceptance(slot, drafter))
+        lease = Lease(job, slot, speculation, drafts, own_slot_drafters, job.arrived_s, beams)
         lease.begin_step(job.arrived_s)
         self._leases[slot.key] = lease
         for draft in drafts:
             self._by_ticket[draft.ticket] = lease
         return lease
 
-    def _slot_shares(self, slot: Slot, drafter: int | Drafter) -> SlotAcceptance:
+    def _slot_acceptance(self, slot: Slot, drafter: int | Drafter) -> SlotAcceptance:
         # drafter: a draft worker's index among the tickets, or a drafter of the target's own
         params = slot.params
         width = 0

@@ -40,10 +40,10 @@ class SearchInput(NamedTuple):
     row: Row
     num_tail: int
     """Number of the slot's committed tokens that are not cached yet; they come first in the row."""
-    drafts: Sequence[int]
+    draft_nodes: Sequence[int]
     """Draft tokens, as nodes of the search's tree. They come last in the row."""
     depth: int
-    """Number of levels of the search that the draft tokens in `drafts` cover."""
+    """Number of levels of the search that the draft tokens in `draft_nodes` cover."""
 
 
 class Beams:
@@ -119,10 +119,11 @@ class Beams:
             return nodes, True
         return inner[:max_fed], False  # a piece, without the live beams' last tokens
 
-    def feed(self, slot: Slot, num_drafts: int) -> SearchInput:
+    def feed(self, slot: Slot, num_draft_tokens: int) -> SearchInput:
         """Return the slot's input to the next forward. Its tokens count as cached from here on.
 
-        num_drafts: number of `budget_items` to verify, from the first on. A step that decides no level verifies none.
+        num_draft_tokens: number of `budget_items` to verify, from the first on. A step that decides no level verifies
+        none.
 
             committed tokens t0, t1 are not cached, live beams a, b follow the root, draft token c follows a:
             new_ids [t0, t1, a, b, c], parents [-1, 0, 1, 1, 2], logits of the last 3
@@ -130,9 +131,9 @@ class Beams:
         tree = self.tree
         nodes, is_last = self._next_nodes(slot)
         if not is_last:
-            num_drafts = 0
-        drafts, depth = self.drafts.chosen(num_drafts)
-        nodes = [*nodes, *drafts]
+            num_draft_tokens = 0
+        draft_nodes, depth = self.drafts.chosen(num_draft_tokens)
+        nodes = [*nodes, *draft_nodes]
         tail = slot.committed[len(slot.cached) :]
         parents = [*range(ROOT, len(tail) - 1), *tree.parents_of(nodes, len(tail) - 1)]
         new_ids = list(tail)
@@ -140,13 +141,13 @@ class Beams:
             new_ids.append(tree.ids[node])
         num_logits = 0
         if is_last:
-            num_logits = len(tree.active) + len(drafts)
+            num_logits = len(tree.active) + len(draft_nodes)
         row = Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
         if tail:
             tree.feed(ROOT)
         for node in nodes:
             tree.feed(node)
-        return SearchInput(row, len(tail), drafts, depth)
+        return SearchInput(row, len(tail), draft_nodes, depth)
 
     def decide(self, fed: SearchInput, best: BestTokens, first_row: int) -> list[BeamLevel]:
         """Return the levels of the search that a step decides, at least one. The first level follows the live beams.
@@ -162,7 +163,7 @@ class Beams:
         active: list[int] = tree.active
         rows = list(range(first_row, first_row + len(active)))
         row_of: dict[int | None, int] = {}
-        for node in fed.drafts:
+        for node in fed.draft_nodes:
             row_of[node] = first_row + len(active) + len(row_of)
         levels = list[BeamLevel]()
         while True:
@@ -192,7 +193,7 @@ class Beams:
         """
         tree = self.tree
         start = fed.row.tree_start
-        num_drafts = len(tree.drafts())
+        num_draft_tokens = len(tree.drafts())
         settled = tree.advance(levels)
         keep = list(range(fed.num_tail))
         for index in tree.keep(tree.inner()):
@@ -205,7 +206,7 @@ class Beams:
             tree.is_root_fed = False
             slot.reconcile()
         self.drafts.is_ended = False
-        return num_drafts - len(tree.drafts())
+        return num_draft_tokens - len(tree.drafts())
 
 
 class BestTokens(NamedTuple):

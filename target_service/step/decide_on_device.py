@@ -6,7 +6,7 @@ host would wait for each of them. The host then walks the trees by these tokens.
 device marks the row at which the walk ends.
 
 Before that copy the host only queues work: it reads no tensor's values, and copies to the device leave from pinned
-memory. R rows, B slots, K draft tokens of the longest chain, T draws after one node, V ids.
+memory. R rows, B slots, K draft tokens of the longest chain, A draws after one node, V ids.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class _DeviceStep:
         """Token after each row, [R] int64."""
         self._num_accepted = self._next_ids[:0]
         """Number of draft tokens that each block accepts, [B] int64."""
-        # draw_rows [1, 1, 4], draw_indices [0, 1, 0]: two draws after row 1 and one after row 4, T = 2
+        # draw_rows [1, 1, 4], draw_indices [0, 1, 0]: two draws after row 1 and one after row 4, A = 2
         draws = (step.draw_rows, step.draw_indices)
         self._draw_ids = np.zeros((len(logits), max(step.draw_indices, default=-1) + 1), dtype=np.int64)
-        """Token of each draw after a row, [R, T]."""
+        """Token of each draw after a row, [R, A]."""
         self._draw_ids[draws] = step.draw_ids
         self._uniforms = np.zeros(self._draw_ids.shape)
-        """Number by which each draw is accepted, [R, T]."""
+        """Number by which each draw is accepted, [R, A]."""
         self._uniforms[draws] = step.uniforms
         self._drawn_from: dict[tuple[int, int], TokenDistribution | None] = {}
         """Distribution of each draw, by row and place."""

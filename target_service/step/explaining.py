@@ -22,7 +22,7 @@ from outrider.engine.worker.jobs import SlotKey
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.requests.drafters import Drafter
 from target_service.drafting.proposal import Proposal
-from target_service.leases.lease import DeliveredDrafts
+from target_service.leases.lease import SlotDraftWorker
 from target_service.step.step_rows import Decided
 
 NUM_BEST = 5
@@ -100,10 +100,10 @@ def _ranked(ids: Sequence[int], probs: Sequence[float]) -> list[pb.RankedToken]:
 
 
 def _kind(proposal: Proposal, node: int) -> pb.DraftTokenKind:
-    source = proposal.drafter_of_node(node)
-    if source is None or source.drafter is None:
+    slot_drafter = proposal.drafter_of_node(node)
+    if slot_drafter is None or slot_drafter.drafter is None:
         return pb.DRAFT_TOKEN_KIND_FORCED
-    if source.drafter is Drafter.PREDICTION:
+    if slot_drafter.drafter is Drafter.PREDICTION:
         return pb.DRAFT_TOKEN_KIND_PREDICTED
     for draw in proposal.draws:
         if draw.node == node and not draw.is_one_token:
@@ -120,13 +120,13 @@ def _drawn_from(proposal: Proposal, parent: int) -> TokenDistribution | None:
 
 def _proposed_after(proposal: Proposal, parent: int) -> Sequence[int]:
     tree = proposal.tree
-    for source, ranks in proposal.sources.items():  # of the first drafter that has some
+    for slot_drafter, ranks in proposal.slot_drafters.items():  # of the first drafter that has some
         children = list[int]()
         for child in tree.children(parent):
             if child in ranks:
                 children.append(child)
-        if children and isinstance(source, DeliveredDrafts):
-            return source.buffer.deterministic_ids_after(tree.prefix(parent))  # those that are not verified, too
+        if children and isinstance(slot_drafter, SlotDraftWorker):
+            return slot_drafter.buffer.deterministic_ids_after(tree.prefix(parent))  # those that are not verified, too
         if children:
             children.sort(key=ranks.__getitem__)
             return [tree.ids[child] for child in children]
@@ -136,10 +136,10 @@ def _proposed_after(proposal: Proposal, parent: int) -> Sequence[int]:
 def _pop_draft_us(proposal: Proposal) -> int | None:
     # A delivery counts once: for the step that first verifies something of it.
     costs = list[int]()
-    for source, ranks in proposal.sources.items():
-        if isinstance(source, DeliveredDrafts):
+    for slot_drafter, ranks in proposal.slot_drafters.items():
+        if isinstance(slot_drafter, SlotDraftWorker):
             for node in ranks:
-                costs += source.buffer.pop_cost_us(proposal.tree.prefix(node))
+                costs += slot_drafter.buffer.pop_cost_us(proposal.tree.prefix(node))
     if not costs:
         return None
     return sum(costs)

@@ -36,9 +36,9 @@ class SlotStep:
 
 
 def commit_sampled(
-    share: SlotStep,
+    slot_step: SlotStep,
     decided: Decided,
-    beside: Tensor | None,
+    extra_logits: Tensor | None,
     explanation: pb.Explanation | None,
     times: StepClock,
     runner: ModelRunner,
@@ -48,19 +48,19 @@ def commit_sampled(
 ) -> Verdict:
     """Commit the tokens that a step decided for a slot, up to the end of its output, and return the verdict.
 
-    share: what was planned for the slot. beside: logits [E, V] float32 after the slot's E extra rows; None if it has
-    none. explanation: explanation of the step, or None; the rejection in it is cleared if the output ends before the
-    rejected token. times: times of the step.
+    slot_step: what was planned for the slot. extra_logits: logits [E, V] float32 after the slot's E extra rows; None if
+    it has none. explanation: explanation of the step, or None; the rejection in it is cleared if the output ends before
+    the rejected token. times: times of the step.
     """
-    lease = share.lease
-    proposal = share.proposal
+    lease = slot_step.lease
+    proposal = slot_step.proposal
     slot = lease.slot
     tree = proposal.tree
     path = decided.path
     committed_len = len(slot.committed)
-    if proposal.extra_rows is not None and beside is not None:
-        own_drafts.read(slot, beside, path, proposal.extra_rows)
-    kept = _keep_path(share, path, runner)
+    if proposal.extra_rows is not None and extra_logits is not None:
+        own_drafts.read(slot, extra_logits, path, proposal.extra_rows)
+    kept = _keep_path(slot_step, path, runner)
     num_output = committed_len - slot.num_prompt
     decided_ids = [*tree.prefix(decided.last), decided.next_id]
     token_ids, finish = commit_tokens(slot.params, runner.facts.eos_token_ids, num_output, decided_ids)
@@ -70,7 +70,7 @@ def commit_sampled(
     slot.commit_from(committed_len, token_ids)
     slot.settle()
     num_kept = len(kept) - len(path) + num_tokens  # without the tokens behind the output's end
-    features.note_committed(slot.key, share.row, kept[:num_kept])
+    features.note_committed(slot.key, slot_step.row, kept[:num_kept])
     predicted = own_drafts.append(slot, token_ids)
     return Verdict(
         committed_len=committed_len,
@@ -80,7 +80,7 @@ def commit_sampled(
         outcomes=learn(lease, proposal, path, num_tokens, predicted, metrics),
         drafter=drafter_of(proposal),
         depth=tree.max_depth,
-        fallback=share.fallback,
+        fallback=slot_step.fallback,
         timings=times.timings(lease),
         num_cached_tokens=slot.num_adopted or 0,
         num_predicted=sum(predicted),
@@ -90,12 +90,12 @@ def commit_sampled(
     )
 
 
-def _keep_path(share: SlotStep, path: Sequence[int], runner: ModelRunner) -> list[int]:
+def _keep_path(slot_step: SlotStep, path: Sequence[int], runner: ModelRunner) -> list[int]:
     # fed: 2 committed tokens, then nodes 0 to 3; path (0, 2): [0, 1, 2, 4] stay
-    row = share.row
+    row = slot_step.row
     first = row.num_new - row.num_logits + 1  # committed tokens before the draft tokens
     kept = [*range(first), *(first + node for node in path)]
     if row.parents is not None:  # a tree, or rows beside: the rejected ones leave the cache
         runner.compact(row, kept)
-        share.lease.slot.compacted(row.num_cached, [row.new_ids[index] for index in kept])
+        slot_step.lease.slot.compacted(row.num_cached, [row.new_ids[index] for index in kept])
     return kept

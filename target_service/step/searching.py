@@ -47,7 +47,7 @@ def commit_search(
     slot = lease.slot
     draft = lease.first
     length = beams.tree.length
-    num_drafted = len(fed.drafts)
+    num_drafted = len(fed.draft_nodes)
     num_accepted = len(levels) - 1
     finish: Finish | None = None
     hypotheses: Sequence[Hypothesis] = ()

@@ -120,14 +120,14 @@ class Step:
             self._ended_s = None
             return False
         acceptance, searches, scheduled = self._within_budget(candidates, running, now)
-        all_shares: list[SlotStep | SearchStep] = [*acceptance, *searches]
+        slot_steps: list[SlotStep | SearchStep] = [*acceptance, *searches]
         rows = list[Row]()
         num_step_tokens = 0
         num_decided = 0
-        for share in all_shares:
-            rows.append(share.row)
-            num_step_tokens += share.row.num_new
-            num_decided += share.row.num_logits
+        for slot_step in slot_steps:
+            rows.append(slot_step.row)
+            num_step_tokens += slot_step.row.num_new
+            num_decided += slot_step.row.num_logits
         num_all_tokens = num_step_tokens
         for piece in scheduled.pieces:
             rows.append(piece.row)
@@ -140,10 +140,10 @@ class Step:
         # [R, V] float32; 2 sampled slots with 3 and 1 rows, a search with 2 and a scored piece with 4: 0-3, 4-5, 6-9
         logits = self._runner.forward(rows)
         self._features.fed(rows)
-        for share in all_shares:
-            share.lease.slot.fed(share.row.new_ids)
-        times = StepClock(started_s, len(all_shares), num_all_tokens)
-        num_sampled = sum(share.row.num_logits for share in acceptance)
+        for slot_step in slot_steps:
+            slot_step.lease.slot.fed(slot_step.row.new_ids)
+        times = StepClock(started_s, len(slot_steps), num_all_tokens)
+        num_sampled = sum(slot_step.row.num_logits for slot_step in acceptance)
         num_committed = self._decide(acceptance, logits[:num_sampled], times)
         num_committed += self._search(searches, logits[num_sampled:num_decided], times)
         if not num_decided and not searches:
@@ -214,7 +214,7 @@ class Step:
                 slot.last_request_s = now  # it is not dormant
             else:
                 chosen[slot.key] = found, choice
-                requests[slot.key] = StepRequest(Need.STEP, found.num_after(choice))
+                requests[slot.key] = StepRequest(Need.RUN, found.num_after(choice))
         for lease in running:
             if lease.slot.key not in requests and needs_prefill(lease.slot):
                 requests[lease.slot.key] = StepRequest(Need.PREFILL, len(lease.slot.committed))
@@ -228,8 +228,10 @@ class Step:
             lease = found.lease
             self._in_step.append(lease)
             if lease.beams is not None:
-                fed = lease.beams.feed(lease.slot, choice.num_drafts)
-                fallback = self._drafting.fallback(lease, len(fed.drafts), is_left_out=bool(lease.first.has_drafts))
+                fed = lease.beams.feed(lease.slot, choice.num_draft_tokens)
+                fallback = self._drafting.fallback(
+                    lease, len(fed.draft_nodes), is_left_out=bool(lease.first.has_drafts)
+                )
                 searches.append(SearchStep(lease, lease.beams, fed, fed.row, fallback))
             else:
                 proposal = self._drafting.proposal(found, choice)
@@ -246,40 +248,40 @@ class Step:
         """
         if not acceptance:
             return 0
-        proposals = [share.proposal for share in acceptance]
-        states = [self._keeper.sampling_state(share.lease.slot) for share in acceptance]
-        own, beside = split_logits(proposals, logits)  # [sum(N_b + 1), V]; by slot [E, V]
+        proposals = [slot_step.proposal for slot_step in acceptance]
+        states = [self._keeper.sampling_state(slot_step.lease.slot) for slot_step in acceptance]
+        own, extra_logits = split_logits(proposals, logits)  # [sum(N_b + 1), V]; by slot [E, V]
         decisions = decide(proposals, states, own)
         times.forwarded_s = times.started_s + self._runner.forward_s()
         decided = list[tuple[SlotStep, Decided]]()
         explained = list[ExplainRequest]()
         end = 0
-        for share, state, decision in zip(acceptance, states, decisions, strict=True):
-            slot = share.lease.slot
-            start, end = end, end + len(share.proposal.tree) + 1
+        for slot_step, state, decision in zip(acceptance, states, decisions, strict=True):
+            slot = slot_step.lease.slot
+            start, end = end, end + len(slot_step.proposal.tree) + 1
             if isinstance(decision, NonFiniteLogits):
                 self._end(slot, f"verify failed: {decision.message}")
                 continue
-            sound = until_grammar_fails(share.proposal, state, decision)
+            sound = until_grammar_fails(slot_step.proposal, state, decision)
             if sound is None:
                 why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"
                 self._leases.end(slot.key, why, JobFault.GRAMMAR)
                 continue
-            decided.append((share, sound))
-            if share.lease.speculation.explain:
-                explained.append(ExplainRequest(share.proposal, state, sound, start))
+            decided.append((slot_step, sound))
+            if slot_step.lease.speculation.explain:
+                explained.append(ExplainRequest(slot_step.proposal, state, sound, start))
         explanations: Mapping[SlotKey, pb.Explanation] = {}
         if explained:
             explanations = explain(explained, own)
         times.decided_s = time.monotonic()
         self._leases.insert_deliveries(in_step=True)
         num_committed = 0
-        for share, sound in decided:
-            key = share.lease.slot.key
+        for slot_step, sound in decided:
+            key = slot_step.lease.slot.key
             verdict = commit_sampled(
-                share,
+                slot_step,
                 sound,
-                beside.get(key),
+                extra_logits.get(key),
                 explanations.get(key),
                 times,
                 self._runner,
@@ -287,7 +289,7 @@ class Step:
                 self._features,
                 self._metrics,
             )
-            self._answer(share.lease, verdict)
+            self._answer(slot_step.lease, verdict)
             num_committed += len(verdict.token_ids)
         return num_committed
 

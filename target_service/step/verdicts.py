@@ -9,7 +9,7 @@ from outrider.engine.speculation.candidates import outcomes
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from target_service.drafting.proposal import Proposal
-from target_service.leases.lease import DeliveredDrafts, Lease
+from target_service.leases.lease import Lease, SlotDraftWorker
 from target_service.leases.lease_jobs import DraftOutcome, Timings
 
 
@@ -68,7 +68,7 @@ def learn(
     verified = proposal.drafted_by
     _note_tested(lease, proposal, path[:num_tokens])
     rows = proposal.extra_rows
-    if rows is not None and not any(source.drafter is rows.drafter for source in verified):
+    if rows is not None and not any(slot_drafter.drafter is rows.drafter for slot_drafter in verified):
         lease.own_drafters[rows.drafter].acceptance.note(None)  # its rows cost time, and brought nothing to this step
     for own in lease.own_drafters.values():
         if own not in verified:
@@ -82,7 +82,7 @@ def learn(
         _advance_buffer(lease, draft, num_tokens, metrics)
         if lease.slot.params.is_deterministic and is_verified and len(path) > num_tokens:
             draft.acceptance.note(None)  # behind the end of the output nothing was accepted
-        nodes = proposal.sources.get(draft, {}).keys() - delivered
+        nodes = proposal.slot_drafters.get(draft, {}).keys() - delivered
         delivered |= nodes
         outcome = DraftOutcome(
             num_drafted=len(nodes),
@@ -102,15 +102,15 @@ def learn(
 
 def _note_tested(lease: Lease, proposal: Proposal, path: Sequence[int]) -> None:
     determined = lease.slot.params.is_deterministic
-    for source, rank in outcomes(proposal.tree, proposal.sources, path, is_determined=determined):
-        if source.drafter in (None, Drafter.PREDICTION):
+    for slot_drafter, rank in outcomes(proposal.tree, proposal.slot_drafters, path, is_determined=determined):
+        if slot_drafter.drafter in (None, Drafter.PREDICTION):
             continue  # a prediction is noted by its own count of hits
-        if determined and isinstance(source, DeliveredDrafts):
+        if determined and isinstance(slot_drafter, SlotDraftWorker):
             continue  # every node of a matched delivery is noted when its buffer advances
-        source.acceptance.note(rank)
+        slot_drafter.acceptance.note(rank)
 
 
-def _advance_buffer(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: WorkerMetrics) -> None:
+def _advance_buffer(lease: Lease, draft: SlotDraftWorker, num_tokens: int, metrics: WorkerMetrics) -> None:
     note = None
     if lease.slot.params.is_deterministic:
         note = draft.acceptance.note
@@ -126,9 +126,9 @@ def drafter_of(proposal: Proposal) -> Drafter | None:
     the merged drafter's name. None if there are no draft tokens, or only tokens that the grammar forced.
     """
     drafters = list[Drafter]()
-    for source in proposal.drafted_by:
-        if source.drafter is not None:
-            drafters.append(source.drafter)
+    for slot_drafter in proposal.drafted_by:
+        if slot_drafter.drafter is not None:
+            drafters.append(slot_drafter.drafter)
     if not drafters:
         return None
     if len(drafters) > 1:

@@ -48,7 +48,7 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
     async def stop(self) -> None:
         await self._server.stop(0)
 
-    def publish(self, **states: tuple[Process, str]) -> None:
+    def send_membership(self, **states: tuple[Process, str]) -> None:
         """target_0=(process, "serving"): from now on these are the members."""
         membership = rpb.WorkerList(
             epoch=self._membership.epoch,

@@ -114,7 +114,9 @@ async def test_a_registry_adds_drains_and_removes_members(pools: Pools, expected
     (target_0, target_1), (draft_0, draft_1) = pools.targets, pools.drafts
     serving, draining = "serving", "draining"
     async with ScriptedRegistry(model_name="chat-model") as registry:
-        registry.publish(target_0=(target_0, serving), draft_0=(draft_0, serving), draft_1=(draft_1, "starting"))
+        registry.send_membership(
+            target_0=(target_0, serving), draft_0=(draft_0, serving), draft_1=(draft_1, "starting")
+        )
         args = ["--registry", registry.address, "--port", "0", "--grpc-port", "0"]
         gateway = await asyncio.to_thread(Process, "gateway", args)
         try:
@@ -128,14 +130,14 @@ async def test_a_registry_adds_drains_and_removes_members(pools: Pools, expected
                 stream = greedy(client, NUM_TOKENS)
                 await seen.read(stream, speculative(3))
                 assert (requests("target_0"), requests("draft_0")) == (1, 1)
-                registry.publish(
+                registry.send_membership(
                     target_0=(target_0, draining), target_1=(target_1, serving), draft_0=(draft_0, serving)
                 )
                 await until(lambda: connected(url, "target_1"))
                 other = await client.generate(PROMPT, max_tokens=40, temperature=0.0, ignore_eos=True)
                 assert [token.id for token in other.choices[0].tokens] == expected[:40]
                 assert requests("target_0") == 1, "what runs there goes on, and nothing new came"
-                registry.publish(
+                registry.send_membership(
                     target_0=(target_0, draining),
                     target_1=(target_1, serving),
                     draft_0=(draft_0, draining),
@@ -143,10 +145,11 @@ async def test_a_registry_adds_drains_and_removes_members(pools: Pools, expected
                 )
                 await seen.read(stream, lambda rounds: requests("draft_1") == 1)
                 assert requests("draft_0") == 0
-                registry.publish(target_1=(target_1, serving), draft_1=(draft_1, serving))
+                registry.send_membership(target_1=(target_1, serving), draft_1=(draft_1, serving))
                 await seen.read(stream, lambda rounds: requests("target_1") == 1)
                 await seen.read(stream, speculative(3))
-                registry.publish(target_1=(target_1, "starting"), draft_1=(draft_1, "starting"))  # it sees neither
+                # it sees neither
+                registry.send_membership(target_1=(target_1, "starting"), draft_1=(draft_1, "starting"))
                 await seen.read(stream, speculative(3))
                 assert (requests("target_1"), requests("draft_1")) == (1, 1), "their streams are up"
                 await registry.stop()

@@ -39,13 +39,13 @@ def split(processes: Tree) -> Iterator[dict[str, Any]]:
         yield {"target": target["address"], "launcher": command}
 
 
-def follower_pids(processes: Tree) -> list[int]:
+def other_rank_pids(processes: Tree) -> list[int]:
     """Ray names a process after its actor's class."""
     found = []
     for pid in processes.now():
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                found += [pid] if b"FollowerActor" in file.read() else []
+                found += [pid] if b"RankActor" in file.read() else []
         except OSError:  # ended meanwhile
             continue
     return found
@@ -54,28 +54,28 @@ def follower_pids(processes: Tree) -> list[int]:
 def test_ranks_are_actors_on_as_many_cores_as_were_planned(split: dict[str, Any], processes: Tree) -> None:
     info = get_info("target", split["target"])
     assert info.tensor_parallel == 2
-    (follower,) = follower_pids(processes)
-    assert follower != info.pid
+    (other_rank,) = other_rank_pids(processes)
+    assert other_rank != info.pid
     cores = frozenset(os.sched_getaffinity(0))
     planned = place(
         SystemConfig.read(json.loads(settings(target=TARGET, draft=DRAFT))), [ClusterNode(len(cores), 0)], cores
     )
     assert (planned["target"].num_ranks, planned["target"].num_cores) == (2, len(info.cpu_cores))
-    assert len(os.sched_getaffinity(follower)) == len(info.cpu_cores)
+    assert len(os.sched_getaffinity(other_rank)) == len(info.cpu_cores)
 
 
-@pytest.mark.parametrize("victim", ["follower", "target"])
+@pytest.mark.parametrize("victim", ["other rank", "target"])
 def test_a_lost_rank_brings_all_back(split: dict[str, Any], processes: Tree, victim: str) -> None:
-    before, (follower,) = get_info("target", split["target"]), follower_pids(processes)
-    os.kill(follower if victim == "follower" else before.pid, signal.SIGKILL)
+    before, (other_rank,) = get_info("target", split["target"]), other_rank_pids(processes)
+    os.kill(other_rank if victim == "other rank" else before.pid, signal.SIGKILL)
     after = wait_for_new_life("target", split["target"], before.epoch, timeout_s=150)
     assert after.pid != before.pid and after.tensor_parallel == 2
-    wait_until(lambda: len(follower_pids(processes)) == 1, "one follower")
-    assert follower_pids(processes) != [follower]
+    wait_until(lambda: len(other_rank_pids(processes)) == 1, "one other rank")
+    assert other_rank_pids(processes) != [other_rank]
 
 
-def test_a_target_whose_port_is_taken_comes_back_with_its_follower(split: dict[str, Any], processes: Tree) -> None:
-    """It finds its port taken before it meets the follower, which waits for its next life."""
+def test_a_target_whose_port_is_taken_comes_back_with_its_other_rank(split: dict[str, Any], processes: Tree) -> None:
+    """It finds its port taken before it meets the other rank, which waits for its next life."""
     before = get_info("target", split["target"])
     host, port = split["target"].split(":")
     with socket.socket() as taken:
@@ -85,7 +85,7 @@ def test_a_target_whose_port_is_taken_comes_back_with_its_follower(split: dict[s
         assert f":{port}" in split["launcher"].wait_for("target-0 does not start again: ")
     after = wait_for_new_life("target", split["target"], before.epoch, timeout_s=150)
     assert after.tensor_parallel == 2
-    wait_until(lambda: len(follower_pids(processes)) == 1, "one follower")
+    wait_until(lambda: len(other_rank_pids(processes)) == 1, "one other rank")
 
 
 def bound(server: socket.socket, host: str, port: int) -> bool:

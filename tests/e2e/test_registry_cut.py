@@ -37,7 +37,7 @@ async def test_members_stay_while_the_registry_is_cut_off_and_follow_it_when_it_
     assert stack.draft is not None
     both = {"target_0": (stack.target, "serving"), "draft_0": (stack.draft, "serving")}
     async with ScriptedRegistry() as first, ScriptedRegistry(epoch=2) as second, TcpRelay(first.address) as relay:
-        first.publish(**both)
+        first.send_membership(**both)
         args = ["--registry", relay.address, "--port", "0", "--grpc-port", "0"]
         gateway = Process("gateway", args, wait=False, stderr_path=tmp_path / "gateway.log")
         try:
@@ -46,17 +46,17 @@ async def test_members_stay_while_the_registry_is_cut_off_and_follow_it_when_it_
                 before = await answer(client)
                 assert before.usage.num_accepted_tokens
                 with relay.being_cut():
-                    first.publish(target_0=both["target_0"])  # nobody hears it
+                    first.send_membership(target_0=both["target_0"])  # nobody hears it
                     await until(lambda: not is_joined(gateway))
                     assert "its last membership stays in force" in gateway.log()
                     during = await answer(client)
                     assert during.usage.num_accepted_tokens
                 await until(lambda: num_members(gateway) == {"target": 1, "draft": 0})
                 assert await asyncio.to_thread(is_joined, gateway)
-                first.publish(**both)
+                first.send_membership(**both)
                 await until(lambda: num_members(gateway) == {"target": 1, "draft": 1})
                 # Another launcher, which has counted less far and has fewer members.
-                second.publish(target_0=both["target_0"])
+                second.send_membership(target_0=both["target_0"])
                 relay.upstream = second.address
                 relay.reset()
                 await until(lambda: num_members(gateway) == {"target": 1, "draft": 0})

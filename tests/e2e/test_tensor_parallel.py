@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with running(target_args=SPLIT, log_folder=tmp_path_factory.mktemp("split")) as stack:
-        assert len(followers(stack.target.pid)) == 1
+        assert len(other_ranks(stack.target.pid)) == 1
         yield stack
 
 
@@ -53,14 +53,14 @@ def test_the_tokens_are_those_of_the_whole_model(split: Stack, dev_prompts: list
     assert_target_alone(DEMO_TARGET, *zip([prompt for prompt, _ in asked], found, strict=True))
 
 
-def test_a_lost_follower_takes_the_worker_down_with_a_reason(split: Stack) -> None:
+def test_a_lost_rank_takes_the_worker_down_with_a_reason(split: Stack) -> None:
     """After the tests that need both."""
-    found = followers(split.target.pid)
+    found = other_ranks(split.target.pid)
     folder = folder_of(found[0])
     os.kill(found[0], signal.SIGKILL)
     assert split.target.popen.wait(END_S) == 1
     assert "the engine ended: rank 1 of 2 is lost, its process has ended" in split.target.log()
-    assert followers_gone(found) and not folder.exists()
+    assert ranks_gone(found) and not folder.exists()
 
 
 @pytest.mark.slow
@@ -68,20 +68,20 @@ def test_a_lost_follower_takes_the_worker_down_with_a_reason(split: Stack) -> No
 def test_nothing_outlives_a_worker(how: str) -> None:
     worker = Process("target_service", ["--model", DEMO_TARGET, *SPLIT])
     try:
-        found = followers(worker.pid)
+        found = other_ranks(worker.pid)
         folder = folder_of(found[0])
         assert folder.exists()
         if how == "stopped":
             assert worker.stop() == 0
         else:
             worker.kill()
-        assert followers_gone(found)
+        assert ranks_gone(found)
         wait_until(lambda: not folder.exists(), f"{folder} is left")
     finally:
         worker.stop()
 
 
-def followers(rank_0: int) -> list[int]:
+def other_ranks(rank_0: int) -> list[int]:
     """Process ids."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -90,17 +90,17 @@ def followers(rank_0: int) -> list[int]:
             parent = re.search(r"PPid:\s+(\d+)", (entry / "status").read_text())
         except OSError:  # ended meanwhile
             continue
-        if parent and int(parent[1]) == rank_0 and b"outrider.engine.loading.follower" in command:
+        if parent and int(parent[1]) == rank_0 and b"outrider.engine.loading.rank_process" in command:
             found.append(int(entry.name))
     return found
 
 
-def folder_of(follower: int) -> Path:
-    return Path(Path(f"/proc/{follower}/cmdline").read_bytes().split(b"\0")[3].decode())
+def folder_of(rank_pid: int) -> Path:
+    return Path(Path(f"/proc/{rank_pid}/cmdline").read_bytes().split(b"\0")[3].decode())
 
 
-def followers_gone(pids: list[int]) -> bool:
-    wait_until(lambda: not any(_runs(pid) for pid in pids), f"followers {pids} are left")
+def ranks_gone(pids: list[int]) -> bool:
+    wait_until(lambda: not any(_runs(pid) for pid in pids), f"ranks {pids} are left")
     return True
 
 

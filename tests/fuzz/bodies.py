@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fuzz.values import Draw, mutated
 from tests.service.test_http_tools import CALLS
 from tests.service.test_recorded_requests import RECORDED
-from tests.service.test_responses_form import REASONED
+from tests.service.test_responses_writer import REASONED
 
 PLAYED = (
     ("demo", "the quick brown fox"),

@@ -20,14 +20,14 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.processes.stop_flag import StopFlag
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load
 from outrider.wire.settings.system import SystemConfig
-from outrider.wire.settings.variables import part_of
+from outrider.wire.settings.variables import process_of
 from tests.kubernetes.chart import Manifest
 
 SCHEMAS = Path(__file__).parent / "schemas"
 VERSION = "1.33"
 """Of Kubernetes."""
 Settings = TargetConfig | DraftConfig | GatewayConfig
-PARTS: dict[str, type[Settings]] = {part_of(cls): cls for cls in (TargetConfig, DraftConfig, GatewayConfig)}
+PARTS: dict[str, type[Settings]] = {process_of(cls): cls for cls in (TargetConfig, DraftConfig, GatewayConfig)}
 
 
 @functools.cache

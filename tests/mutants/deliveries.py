@@ -40,7 +40,7 @@ DELIVERIES: Faults = {
         ),
         "a chain that is over is not followed by another": Fault(f"{TREE}.commit_decided", always("_can_continue")),
         "two drafts of one answer draw with the same numbers": Fault(
-            f"{TREE}.number_keys", read("first_candidate", to="0")
+            f"{TREE}.number_keys", read("first_sample_index", to="0")
         ),
         "siblings, and keys beside them, repeat an id": Fault("outrider.engine.speculation:_draw", drop("0.0")),
     },
@@ -135,13 +135,13 @@ DELIVERIES: Faults = {
     },
     TIMES: {
         "a target that is faster than its draft never learns how long it would have to wait": Fault(
-            "target_service:DeliveredDrafts.arrived",
+            "target_service:SlotDraftWorker.arrived",
             call("pop", to="_ if root_len == max(self.starved_since_s, default=0) else None"),
         )
     },
     (*TIMES, *STEPS): {
         "a draft that was late once is never waited for again": Fault(
-            "target_service:DeliveredDrafts.arrived", drop("is_active")
+            "target_service:SlotDraftWorker.arrived", drop("is_active")
         )
     },
     TIMED: {

@@ -43,7 +43,7 @@ GRAMMAR: Faults = {
             call(
                 "walk",
                 "greedy",
-                to="_f(_0, _1 if any(source.drafter for source in proposal.sources) else"
+                to="_f(_0, _1 if any(slot_drafter.drafter for slot_drafter in proposal.slot_drafters) else"
                 " lambda node: _0.ids[_0.children(node)[0]] if _0.children(node) else _1(node))",
             ),
         )

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from draft_service.slot_jobs import FeatureBits, FeaturesJob, FeaturesRequest
 from draft_service.targets.deliveries import Deliverer
-from draft_service.targets.registration import HeadOffer
+from draft_service.targets.registration import SerializedHead
 from outrider.engine.heads.projection import Projection, ProjectionSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
@@ -67,7 +67,7 @@ class Draft:
         self.rows: dict[tuple[int, int], FeatureBits] = {}
         """By ticket and position, the last that came."""
         self.num_rows = 0
-        self.deliverer = Deliverer(WorkerMetrics("draft"), self._take, offer=HeadOffer.of(made))
+        self.deliverer = Deliverer(WorkerMetrics("draft"), self._take, head=SerializedHead.of(made))
         self._changed = asyncio.Event()
 
     def _take(self, job: FeaturesJob) -> None:

@@ -86,11 +86,11 @@ def membership(version: int, *members: str) -> pb.WorkerList:
 
 
 async def test_who_joins_hears_the_present_membership_and_every_later_one(registry: Registry) -> None:
-    registry.publish(membership(1, "a"))
+    registry.send_membership(membership(1, "a"))
     async with joined(registry.address) as (first, _), joined(registry.address) as (second, _):
         for call in (first, second):
             assert [one.name for one in (await call.read()).workers] == ["a"]
-        registry.publish(membership(2, "a", "b"))
+        registry.send_membership(membership(2, "a", "b"))
         for call in (first, second):
             assert [one.name for one in (await call.read()).workers] == ["a", "b"]
 
@@ -109,7 +109,7 @@ async def test_a_gateway_waits_on_while_the_workers_of_its_launcher_load(
         assert f"no workers from the registry at {registry.address} within 0.05 s" in caplog.text
         message = membership(1)
         message.pools.add(name="chat", role=pb.ROLE_TARGET)
-        registry.publish(message)
+        registry.send_membership(message)
         await asyncio.wait_for(waiting, 10)
         assert [pool.name for pool in heard[0].pools] == ["chat"]
     finally:
@@ -119,7 +119,7 @@ async def test_a_gateway_waits_on_while_the_workers_of_its_launcher_load(
 async def test_a_slow_reader_misses_versions_but_never_the_last(registry: Registry) -> None:
     async with joined(registry.address) as (call, _):
         for version in range(1, 200):
-            registry.publish(membership(version, f"worker-{version}"))
+            registry.send_membership(membership(version, f"worker-{version}"))
         last = 0
         while last < 199:
             found = await asyncio.wait_for(call.read(), 5)
@@ -142,7 +142,7 @@ async def test_reports_are_those_of_gateways_that_are_there(registry: Registry) 
 
 
 async def test_a_report_that_is_no_message_ends_that_stream_alone(registry: Registry) -> None:
-    registry.publish(membership(1, "a"))
+    registry.send_membership(membership(1, "a"))
     async with grpc.aio.insecure_channel(registry.address) as channel, joined(registry.address) as (good, _):
         assert (await good.read()).version == 1
         call: Any = channel.stream_stream("/outrider.v1.RegistryService/Join")()
@@ -150,14 +150,14 @@ async def test_a_report_that_is_no_message_ends_that_stream_alone(registry: Regi
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await call.read() is not grpc.aio.EOF:
                 pass
-        registry.publish(membership(2, "a"))
+        registry.send_membership(membership(2, "a"))
         assert (await good.read()).version == 2
 
 
 async def test_gateways_are_told_when_the_launcher_stops() -> None:
     registry = Registry(Scaled())
     registry.start("127.0.0.1:0", None)
-    registry.publish(membership(1, "a"))
+    registry.send_membership(membership(1, "a"))
     async with joined(registry.address) as (call, _):
         assert (await call.read()).version == 1
         await asyncio.to_thread(registry.stop)

@@ -33,7 +33,7 @@ def registry(folders: Path) -> Iterator[Registry]:
     registry = Registry(Scaled())
     certificates = CertificateFolder(str(folders / "launcher"), "ray.tls_dir", Role.LAUNCHER)
     registry.start("127.0.0.1:0", certificates)
-    registry.publish(pb.WorkerList(version=7))
+    registry.send_membership(pb.WorkerList(version=7))
     yield registry
     registry.stop()
 

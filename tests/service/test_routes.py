@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import Counter
 
 from gateway.admission.prompts import INLINE_CHARS
-from gateway.api.schemas.other_parameters import TODAY
+from gateway.api.schemas.other_parameters import REPLACEMENTS
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import WorkerLost
 from tests.service.front_door import admission_of, http_of, in_process, served
@@ -273,7 +273,7 @@ REFUSED = [
     ),
     ({"prompt": "x", "structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"prompt": "x", "structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
-    *(({"prompt": "x", name: {}}, name) for name in TODAY),
+    *(({"prompt": "x", name: {}}, name) for name in REPLACEMENTS),
     ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
 ]
 

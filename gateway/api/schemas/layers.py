@@ -1,6 +1,6 @@
 """The base class of the bodies of /v1/responses and /v1/messages, both converted to the UncheckedRequest of one chat.
 
-Their own fields are read in `gateway.api.forms`. The UncheckedRequest is made by a ChatBody.
+Their own fields are read in `gateway.api.layers`. The UncheckedRequest is made by a ChatBody.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ class ToolBody(LenientSchema):
         index: index of the tool in the request's `tools`, from 0. Error messages name it.
         """
         function = self.function
-        place = f"tools[{index}].function.parameters"
-        return Tool(function.name, function.description, function.parameters, function.strict, place)
+        path = f"tools[{index}].function.parameters"
+        return Tool(function.name, function.description, function.parameters, function.strict, path)
 
 
 class LeftOutTool(LenientSchema):

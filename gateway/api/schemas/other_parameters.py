@@ -40,7 +40,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """For each parameter of OpenAI, xAI and vLLM that is not supported: the values (besides null) that are still accepted,
 because the server does the same without the parameter."""
 
-TODAY = {
+REPLACEMENTS = {
     "guided_json": '"structured_outputs": {"json": ...}',
     "guided_regex": '"structured_outputs": {"regex": ...}',
     "guided_choice": '"structured_outputs": {"choice": [...]}',
@@ -63,23 +63,23 @@ equivalent."""
 
 
 def without_former(value: Any) -> Any:
-    """Return a body without the parameters that TODAY names, if their values are null.
+    """Return a body without the parameters that REPLACEMENTS names, if their values are null.
 
     Raises InvalidRequest, which names the equivalent, if such a parameter has another value. A JSON value that is no
     object is returned unchanged; pydantic refuses it later.
     """
     if not isinstance(value, dict):
         return value
-    for name in value.keys() & TODAY.keys():
+    for name in value.keys() & REPLACEMENTS.keys():
         if value[name] is not None:
-            raise InvalidRequest(f"{name} is no parameter here; {_remedy(TODAY[name])}", param=name)
-    return {name: field for name, field in value.items() if name not in TODAY}
+            raise InvalidRequest(f"{name} is no parameter here; {_remedy(REPLACEMENTS[name])}", param=name)
+    return {name: field for name, field in value.items() if name not in REPLACEMENTS}
 
 
-def _remedy(today: str | None) -> str:
-    if today is None:
+def _remedy(replacement: str | None) -> str:
+    if replacement is None:
         return "leave it out"
-    return f"write {today} instead"
+    return f"write {replacement} instead"
 
 
 def other_parameters(neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Callable[[dict[str, Any]], None]:

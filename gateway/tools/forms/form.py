@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.tools.cursor import Cursor, Steps
+from gateway.tools.cursor import Cursor, Parsing
 from gateway.tools.parts import Arguments, CallStart
 
 NAME = "NAME"
@@ -44,7 +44,7 @@ class CallText:
 
 
 @dataclass
-class GrammarParts:
+class LarkGrammar:
     """The rules and JSON Schemas that a grammar has so far, and functions to write texts in it."""
 
     spell: Callable[[str], str]
@@ -90,7 +90,7 @@ class CallForm(Protocol):
         The tokenizer may have a special token for some of them, `<tool_call>` for example.
         """
 
-    def read(self, call: CallText) -> Steps[None]:
+    def read(self, call: CallText) -> Parsing[None]:
         """Generator, for `yield from`: read one call at the cursor, and yield its parts as soon as they are known.
 
         Raises NotACall if the text is not a call in this form.
@@ -102,11 +102,11 @@ class CallForm(Protocol):
         # f(x=1): "f(" is the head, and `rest` gives the rule of `x=1)`
         """
 
-    def rest(self, name: str, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
+    def rest(self, name: str, schema: Mapping[str, Any], label: str, grammar: LarkGrammar) -> str:
         """Return the right side of the Lark rule of what stands behind `head`: the arguments and the end of the call.
 
-        `schema`: of the arguments. `label`: prefix of the names of rules and schemas that are added to `parts`. Raises
-        InvalidRequest for a schema that cannot be enforced in this form.
+        `schema`: of the arguments. `label`: prefix of the names of rules and schemas that are added to `grammar`.
+        Raises InvalidRequest for a schema that cannot be enforced in this form.
         """
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:

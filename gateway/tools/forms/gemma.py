@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.tools.cursor import NotACall, Steps, overlap
-from gateway.tools.forms.form import CallText, GrammarParts
+from gateway.tools.cursor import NotACall, Parsing, overlap
+from gateway.tools.forms.form import CallText, LarkGrammar
 from gateway.tools.forms.lark_values import NUMBER, properties_in_order
 from gateway.tools.forms.values import STRING, as_json, choices_of, converted, parameter_schema, string_inside, types_of
 
@@ -43,7 +43,7 @@ class Gemma:
 
     # reading
 
-    def read(self, call: CallText) -> Steps[None]:
+    def read(self, call: CallText) -> Parsing[None]:
         cursor = call.cursor
         yield from cursor.expect("call:")
         name, _ = yield from cursor.until(["{"])
@@ -53,7 +53,7 @@ class Gemma:
         yield call.start(name)
         yield from self._read_object(call, 0, call.schemas[name])
 
-    def _read_object(self, call: CallText, depth: int, schema: Any) -> Steps[None]:
+    def _read_object(self, call: CallText, depth: int, schema: Any) -> Parsing[None]:
         """Read an object behind its brace."""
         cursor = call.cursor
         yield call.arguments("{")
@@ -73,7 +73,7 @@ class Gemma:
             separator = ", "
         yield call.arguments("}")
 
-    def _read_list(self, call: CallText, depth: int) -> Steps[None]:
+    def _read_list(self, call: CallText, depth: int) -> Parsing[None]:
         cursor = call.cursor
         yield call.arguments("[")
         separator = ""
@@ -85,7 +85,7 @@ class Gemma:
             separator = ", "
         yield call.arguments("]")
 
-    def _read_value(self, call: CallText, depth: int, schema: Any) -> Steps[None]:
+    def _read_value(self, call: CallText, depth: int, schema: Any) -> Parsing[None]:
         cursor = call.cursor
         if depth > MAX_DEPTH:
             raise NotACall
@@ -99,7 +99,7 @@ class Gemma:
         else:
             yield from self._read_word(call)
 
-    def _read_string(self, call: CallText) -> Steps[None]:
+    def _read_string(self, call: CallText) -> Parsing[None]:
         cursor = call.cursor
         yield call.arguments('"')
         while True:
@@ -117,7 +117,7 @@ class Gemma:
             if not (yield from cursor.more()):
                 raise NotACall
 
-    def _read_word(self, call: CallText) -> Steps[None]:
+    def _read_word(self, call: CallText) -> Parsing[None]:
         """Read a number, a word of JSON, or text without quotes."""
         cursor = call.cursor
         while True:
@@ -139,16 +139,16 @@ class Gemma:
     def head(self, name: str) -> str:
         return f"call:{name}"
 
-    def rest(self, name: str, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
-        self._add_rules(parts)
-        return self._object(schema, label, parts)
+    def rest(self, name: str, schema: Mapping[str, Any], label: str, grammar: LarkGrammar) -> str:
+        self._add_rules(grammar)
+        return self._object(schema, label, grammar)
 
-    def _add_rules(self, parts: GrammarParts) -> None:
-        if not parts.share(_ANY):
+    def _add_rules(self, grammar: LarkGrammar) -> None:
+        if not grammar.share(_ANY):
             return
-        quote = parts.spell(self.quote)
-        string = parts.text_up_to("gemma_text", self.quote)
-        parts.rules += [
+        quote = grammar.spell(self.quote)
+        string = grammar.text_up_to("gemma_text", self.quote)
+        grammar.rules += [
             f"gemma_string: {quote} {string}",
             f"gemma_number: {NUMBER}",
             r"gemma_integer: /-?(0|[1-9][0-9]*)/",
@@ -157,7 +157,7 @@ class Gemma:
             'gemma_object: "{" (gemma_key ":" gemma_any ("," gemma_key ":" gemma_any)*)? "}"',
         ]
 
-    def _object(self, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
+    def _object(self, schema: Mapping[str, Any], label: str, grammar: LarkGrammar) -> str:
         properties: Mapping[str, Any] = schema.get("properties") or {}
         if not properties:
             if schema.get("additionalProperties", True) is False:
@@ -165,11 +165,11 @@ class Gemma:
             return "gemma_object"
         if self.is_sorted:
             schema = {**schema, "properties": dict(sorted(properties.items(), key=_lower_key))}
-        sequence = properties_in_order(schema, label, parts, ":", '","', self._value)
+        sequence = properties_in_order(schema, label, grammar, ":", '","', self._value)
         return f'"{{" {sequence} "}}"'
 
-    def _value(self, schema: Any, rule: str, parts: GrammarParts) -> str:
-        quote = parts.spell(self.quote)
+    def _value(self, schema: Any, rule: str, grammar: LarkGrammar) -> str:
+        quote = grammar.spell(self.quote)
         choices = choices_of(schema)
         if choices:
             ways = [self._choice(choice, quote) for choice in choices]
@@ -185,7 +185,7 @@ class Gemma:
         ways = list[str]()
         for kind in sorted(types_of(schema)):
             if kind == "object":
-                ways.append(self._object(schema, rule, parts))
+                ways.append(self._object(schema, rule, grammar))
             else:
                 ways.append(kinds[kind])
         return "(" + " | ".join(ways or ["gemma_any"]) + ")"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.tools.cursor import NotACall, Steps, words_of
-from gateway.tools.forms.form import INDEX, NAME, CallText, GrammarParts
+from gateway.tools.cursor import NotACall, Parsing, words_of
+from gateway.tools.forms.form import INDEX, NAME, CallText, LarkGrammar
 from gateway.tools.forms.json_text import read_object
 from gateway.tools.forms.values import as_json
 
@@ -31,7 +31,7 @@ class JsonArguments:
     def texts(self) -> tuple[str, ...]:
         return self.first, self.tail, *self.others
 
-    def read(self, call: CallText) -> Steps[None]:
+    def read(self, call: CallText) -> Parsing[None]:
         cursor = call.cursor
         begin = cursor.at
         for first in (self.first, *self.others):
@@ -47,7 +47,7 @@ class JsonArguments:
         yield from read_object(call)
         yield from cursor.follows(self.tail)  # a model may end its output in place of it
 
-    def _read_name(self, call: CallText, first: str) -> Steps[str]:
+    def _read_name(self, call: CallText, first: str) -> Parsing[str]:
         cursor = call.cursor
         before, _, after = first.partition(NAME)
         yield from cursor.expect(before)
@@ -71,12 +71,12 @@ class JsonArguments:
     def head(self, name: str) -> str:
         return self.first.replace(NAME, name).partition(INDEX)[0]
 
-    def rest(self, name: str, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
+    def rest(self, name: str, schema: Mapping[str, Any], label: str, grammar: LarkGrammar) -> str:
         number = ""
         _, found, after = self.first.partition(INDEX)
         if found:
-            number = f"/{self.index}/ {parts.spell(after)}"
-        return f"{number} {parts.schema(label, schema)} {parts.spell(self.tail)}"
+            number = f"/{self.index}/ {grammar.spell(after)}"
+        return f"{number} {grammar.schema(label, schema)} {grammar.spell(self.tail)}"
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
         head = self.first.replace(NAME, name).replace(INDEX, str(index))

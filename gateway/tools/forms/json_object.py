@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from gateway.tools.cursor import NotACall, Steps
-from gateway.tools.forms.form import INDEX, CallText, GrammarParts
+from gateway.tools.cursor import NotACall, Parsing
+from gateway.tools.forms.form import INDEX, CallText, LarkGrammar
 from gateway.tools.forms.json_text import parse_object, read_object, scan_object
 from gateway.tools.forms.values import as_json
 from gateway.tools.json_scan import JsonScan
@@ -57,7 +57,7 @@ class JsonObject:
     def _head(self, name: str) -> str:
         return f'{{{self.first}"{self.name_key}": "{name}", "{self.arguments_key}": '
 
-    def read(self, call: CallText) -> Steps[None]:
+    def read(self, call: CallText) -> Parsing[None]:
         cursor = call.cursor
         yield from cursor.skip_space()
         if not (yield from cursor.matches("{")):
@@ -80,7 +80,7 @@ class JsonObject:
             if not (yield from cursor.more()):
                 raise NotACall
 
-    def _read_in_order(self, call: CallText, head: re.Match[str]) -> Steps[None]:
+    def _read_in_order(self, call: CallText, head: re.Match[str]) -> Parsing[None]:
         # {"name": "f", "arguments": {"x": 1}}: the arguments are passed on while they are written
         cursor = call.cursor
         begin = cursor.at
@@ -89,7 +89,7 @@ class JsonObject:
         yield from read_object(call)
         yield from scan_object(call, begin, is_arguments=False)
 
-    def _read_whole(self, call: CallText, end: int) -> Steps[None]:
+    def _read_whole(self, call: CallText, end: int) -> Parsing[None]:
         # {"arguments": {"x": 1}, "name": "f"}, or arguments in a string
         cursor = call.cursor
         value = parse_object(cursor.text[cursor.at : end])
@@ -112,19 +112,19 @@ class JsonObject:
             return ""
         return self._head(name).partition(INDEX)[0]
 
-    def rest(self, name: str, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
+    def rest(self, name: str, schema: Mapping[str, Any], label: str, grammar: LarkGrammar) -> str:
         _, found, after = self._head(name).partition(INDEX)
         start = ""
         if not self.is_exact:
             # In pieces of JSON: the lexer does not go back behind a lexeme's start.
             start = " ".join(json.dumps(piece) for piece in _PIECES.findall(self._head(name)))
         elif found:
-            start = f"/[0-9]+/ {parts.spell(after)}"
+            start = f"/[0-9]+/ {grammar.spell(after)}"
         end = '"}"'
         if self.last:
             before, _, behind = self.last.partition(INDEX)
-            end = f'("}}" | {parts.spell(before)} /[a-zA-Z0-9]{{9}}/ {parts.spell(behind + "}")})'
-        return f"{start} {parts.schema(label, schema)} {end}"
+            end = f'("}}" | {grammar.spell(before)} /[a-zA-Z0-9]{{9}}/ {grammar.spell(behind + "}")})'
+        return f"{start} {grammar.schema(label, schema)} {end}"
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
         head = self._head(name).replace(INDEX, str(index))

@@ -6,12 +6,12 @@ from typing import Any
 
 import orjson
 
-from gateway.tools.cursor import NotACall, Steps
+from gateway.tools.cursor import NotACall, Parsing
 from gateway.tools.forms.form import CallText
 from gateway.tools.json_scan import JsonScan
 
 
-def read_object(call: CallText) -> Steps[None]:
+def read_object(call: CallText) -> Parsing[None]:
     """Generator, for `yield from`: read the JSON object at the cursor, and yield it as the call's arguments in pieces.
 
     Raises NotACall if the text is not a JSON object.
@@ -22,7 +22,7 @@ def read_object(call: CallText) -> Steps[None]:
     yield from scan_object(call, cursor.at - 1, is_arguments=True)
 
 
-def scan_object(call: CallText, begin: int, *, is_arguments: bool) -> Steps[None]:
+def scan_object(call: CallText, begin: int, *, is_arguments: bool) -> Parsing[None]:
     """Generator, for `yield from`: move the cursor behind the JSON object whose `{` is at index `begin` of the text.
 
     `is_arguments`: whether to yield the object in pieces as the call's arguments. Raises NotACall if the text is not a

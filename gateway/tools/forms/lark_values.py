@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.tools.forms.form import GrammarParts
+from gateway.tools.forms.form import LarkGrammar
 from gateway.tools.forms.values import as_json, choices_of
 
 NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
@@ -15,41 +15,41 @@ PYTHON_WORDS: Mapping[str, str] = {"boolean": '"True" | "False"', "null": '"None
 """Right side of the Lark rule of the values that Python writes with words, by their JSON type."""
 
 
-def text_rule(schema: Any, end: str, rule: str, parts: GrammarParts) -> str:
+def text_rule(schema: Any, end: str, rule: str, grammar: LarkGrammar) -> str:
     """Return the right side of a Lark rule of a string without quotes, and the text `end` behind it.
 
     A schema with `enum` or `const` allows their values, another schema any text: `pattern`, `format` and lengths are
-    not enforced. `rule`: prefix of the name of a rule that is added to `parts`.
+    not enforced. `rule`: prefix of the name of a rule that is added to `grammar`.
     """
     choices = choices_of(schema)
     if choices:
         ways = " | ".join(as_json(str(choice)) for choice in choices)
-        parts.rules.append(f"{rule}_choice: {ways}")
-        return f"{rule}_choice {parts.spell(end)}"
-    return parts.text_up_to(f"{rule}_text", end)
+        grammar.rules.append(f"{rule}_choice: {ways}")
+        return f"{rule}_choice {grammar.spell(end)}"
+    return grammar.text_up_to(f"{rule}_text", end)
 
 
 def properties_in_order(
     schema: Mapping[str, Any],
     label: str,
-    parts: GrammarParts,
+    grammar: LarkGrammar,
     sign: str,
     comma: str,
-    rule_of: Callable[[Any, str, GrammarParts], str],
+    rule_of: Callable[[Any, str, LarkGrammar], str],
 ) -> str:
     """Return the right side of a Lark rule of an object's properties in the order of `schema`. Those that are not
     required may be left out.
 
-    `label`: prefix of the names of rules that are added to `parts`, one for each property. `sign`: text between a key
+    `label`: prefix of the names of rules that are added to `grammar`, one for each property. `sign`: text between a key
     and its value. `comma`: Lark of the text between two properties. `rule_of`: function that gets the schema of a
-    value, a prefix for names of rules and `parts`, and returns the right side of the value's rule.
+    value, a prefix for names of rules and `grammar`, and returns the right side of the value's rule.
     """
     properties: Mapping[str, Any] = schema["properties"]
     required = frozenset(schema.get("required") or ())
     pairs = list[str]()
     for number, (key, value) in enumerate(properties.items()):
         rule = f"{label}_{number}"
-        parts.rules.append(f"{rule}: {json.dumps(key + sign)} {rule_of(value, rule, parts)}")
+        grammar.rules.append(f"{rule}: {json.dumps(key + sign)} {rule_of(value, rule, grammar)}")
         pairs.append(rule)
     return in_order(pairs, [key in required for key in properties], comma)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.tools.forms.form import GrammarParts
+from gateway.tools.forms.form import LarkGrammar
 from gateway.tools.forms.lark_values import NUMBER, PYTHON_WORDS, properties_in_order
 from gateway.tools.forms.values import STRING, as_json, choices_of, types_of
 
@@ -24,28 +24,28 @@ _LIMITS = frozenset({"pattern", "format", "minLength", "maxLength"})
 """Keywords of a schema that limit a string."""
 
 
-def arguments_rule(schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
+def arguments_rule(schema: Mapping[str, Any], label: str, grammar: LarkGrammar) -> str:
     """Return the right side of the Lark rule of a Python call behind its `(`: its arguments and the `)`.
 
     # weather(city="Paris", days=3), days optional: tool_0_0 (", " tool_0_1)? ")"
 
     Arguments are in the order of `schema`. An enum is enforced, and so is the schema of a value with one simple type.
     For an array, an object or a value with several types, only the kinds of literals are enforced. `label`: prefix of
-    the names of rules and schemas that are added to `parts`.
+    the names of rules and schemas that are added to `grammar`.
     """
     for rule in _SHARED:
-        parts.share(rule)
+        grammar.share(rule)
     properties: Mapping[str, Any] = schema.get("properties") or {}
     if not properties:
         if schema.get("additionalProperties", True) is False:
             return '")"'
         pair = r'/[a-zA-Z_][a-zA-Z0-9_]*/ "=" py_any'
         return f'({pair} (", " {pair})*)? ")"'
-    sequence = properties_in_order(schema, label, parts, "=", '", "', _value)
+    sequence = properties_in_order(schema, label, grammar, "=", '", "', _value)
     return f'{sequence} ")"'
 
 
-def _value(schema: Any, rule: str, parts: GrammarParts) -> str:
+def _value(schema: Any, rule: str, grammar: LarkGrammar) -> str:
     choices = choices_of(schema)
     if choices:
         return "(" + " | ".join(as_json(_literal(choice)) for choice in choices) + ")"
@@ -54,7 +54,7 @@ def _value(schema: Any, rule: str, parts: GrammarParts) -> str:
         if kind == STRING and not _LIMITS & set(schema):
             ways.append("py_string | py_quoted")
         elif kind in (STRING, "integer", "number"):
-            ways.append(_enforced(kind, schema, rule, parts))
+            ways.append(_enforced(kind, schema, rule, grammar))
         elif kind == "array":
             ways.append("py_list")
         elif kind == "object":
@@ -64,11 +64,11 @@ def _value(schema: Any, rule: str, parts: GrammarParts) -> str:
     return "(" + " | ".join(ways or ["py_any"]) + ")"
 
 
-def _enforced(kind: str, schema: Any, rule: str, parts: GrammarParts) -> str:
+def _enforced(kind: str, schema: Any, rule: str, grammar: LarkGrammar) -> str:
     # Strings and numbers are written as in JSON, so JSON's grammar serves.
     if schema.get("type") != kind:
         return {STRING: "py_string"}.get(kind, "py_number")
-    return parts.schema(f"{rule}_{kind}", schema)
+    return grammar.schema(f"{rule}_{kind}", schema)
 
 
 def _literal(value: Any) -> str:

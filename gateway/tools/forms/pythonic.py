@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.tools.cursor import NotACall, Steps
-from gateway.tools.forms.form import CallText, GrammarParts
+from gateway.tools.cursor import NotACall, Parsing
+from gateway.tools.forms.form import CallText, LarkGrammar
 from gateway.tools.forms.python_rules import arguments_rule
 from gateway.tools.forms.values import as_json, converted, parameter_schema, string_inside
 
@@ -39,7 +39,7 @@ class Pythonic:
 
     # reading
 
-    def read(self, call: CallText) -> Steps[None]:
+    def read(self, call: CallText) -> Parsing[None]:
         cursor = call.cursor
         yield from cursor.skip_space()
         name = yield from self._read_word(call)
@@ -64,7 +64,7 @@ class Pythonic:
             separator = ", "
         yield call.arguments("}")
 
-    def _read_word(self, call: CallText) -> Steps[str]:
+    def _read_word(self, call: CallText) -> Parsing[str]:
         cursor = call.cursor
         while True:
             found = _NAME_PART.match(cursor.text, cursor.at)
@@ -78,7 +78,7 @@ class Pythonic:
             if not (yield from cursor.more()):
                 raise NotACall
 
-    def _read_value(self, call: CallText, schema: Any) -> Steps[None]:
+    def _read_value(self, call: CallText, schema: Any) -> Parsing[None]:
         cursor = call.cursor
         for quote in _QUOTES:
             if (yield from cursor.matches(quote)):
@@ -94,7 +94,7 @@ class Pythonic:
         cursor.at = end
         yield call.arguments(text)
 
-    def _read_string(self, call: CallText, quote: str) -> Steps[None]:
+    def _read_string(self, call: CallText, quote: str) -> Parsing[None]:
         """Pass a string on while it is written; the cursor stands behind its opening quote."""
         cursor = call.cursor
         yield call.arguments('"')
@@ -124,7 +124,7 @@ class Pythonic:
             if not (yield from cursor.more()):
                 raise NotACall
 
-    def _end_of_value(self, call: CallText) -> Steps[int]:
+    def _end_of_value(self, call: CallText) -> Parsing[int]:
         """Return the index behind a value that is no string: at the comma or the bracket that follows it."""
         cursor = call.cursor
         at = cursor.at
@@ -155,8 +155,8 @@ class Pythonic:
     def head(self, name: str) -> str:
         return f"{name}("
 
-    def rest(self, name: str, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
-        return arguments_rule(schema, label, parts)
+    def rest(self, name: str, schema: Mapping[str, Any], label: str, grammar: LarkGrammar) -> str:
+        return arguments_rule(schema, label, grammar)
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
         pairs = [f"{key}={_as_literal(value)}" for key, value in arguments.items()]

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.tools.cursor import Steps
+from gateway.tools.cursor import Parsing
 from gateway.tools.forms.form import CallText
 from gateway.tools.parts import Arguments
 
@@ -122,8 +122,8 @@ def _parsed(text: str) -> Any:
     return value
 
 
-def converted(call: CallText, steps: Steps[None], schema: Any) -> Steps[None]:
-    """Generator, for `yield from`: yield the arguments of `steps`, which are one JSON string, with the schema's type.
+def converted(call: CallText, parsing: Parsing[None], schema: Any) -> Parsing[None]:
+    """Generator, for `yield from`: yield the arguments of `parsing`, which are one JSON string, with the schema's type.
 
     Some models write every value in quotes. If the schema allows strings, the pieces of the string are passed on. If
     not, the text in the quotes is yielded once it is complete, as the value that it stands for: 3 for "3".
@@ -131,10 +131,10 @@ def converted(call: CallText, steps: Steps[None], schema: Any) -> Steps[None]:
     # "3" in quotes is 3 for an integer
     types = types_of(schema)
     if not types or STRING in types:
-        yield from steps
+        yield from parsing
         return
     text = ""
-    for part in steps:
+    for part in parsing:
         if part is None:
             yield None
         elif isinstance(part, Arguments):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.tools.cursor import NotACall, Steps, overlap, words_of
-from gateway.tools.forms.form import KEY, NAME, CallText, GrammarParts
+from gateway.tools.cursor import NotACall, Parsing, overlap, words_of
+from gateway.tools.forms.form import KEY, NAME, CallText, LarkGrammar
 from gateway.tools.forms.lark_values import PYTHON_WORDS, text_rule
 from gateway.tools.forms.values import (
     STRING,
@@ -52,7 +52,7 @@ class XmlParameters:
 
     # reading
 
-    def read(self, call: CallText) -> Steps[None]:
+    def read(self, call: CallText) -> Parsing[None]:
         cursor = call.cursor
         before, _, after = self.first.partition(NAME)
         yield from cursor.expect(before)
@@ -67,7 +67,7 @@ class XmlParameters:
             separator = ", "
         yield call.arguments("}")
 
-    def _read_name(self, call: CallText, after: str) -> Steps[str]:
+    def _read_name(self, call: CallText, after: str) -> Parsing[str]:
         # "f" in '<function=f>' and, where a parameter or the tail ends it, in 'f\n<arg_key>'
         cursor = call.cursor
         end = after.strip()
@@ -79,7 +79,7 @@ class XmlParameters:
         cursor.at -= len(found)
         return name.strip()
 
-    def _read_parameter(self, call: CallText, separator: str) -> Steps[None]:
+    def _read_parameter(self, call: CallText, separator: str) -> Parsing[None]:
         cursor = call.cursor
         before, _, after = self.parameter_head.partition(KEY)
         yield from cursor.expect(before)
@@ -103,7 +103,7 @@ class XmlParameters:
         text = yield from self._read_value(call, is_streamed=False)
         yield call.arguments(value_of(text, schema))
 
-    def _read_value(self, call: CallText, *, is_streamed: bool) -> Steps[str]:
+    def _read_value(self, call: CallText, *, is_streamed: bool) -> Parsing[str]:
         """Return the text of a value, or pass it on while it comes, and return nothing."""
         cursor = call.cursor
         if self.has_lines and not (yield from cursor.matches("\r\n")):
@@ -139,7 +139,7 @@ class XmlParameters:
             elif not (yield from cursor.more()):
                 raise NotACall
 
-    def _is_end(self, call: CallText, at: int) -> Steps[bool]:
+    def _is_end(self, call: CallText, at: int) -> Parsing[bool]:
         """Return whether the tag that ends at index `at` ends the value: another parameter or the call's tail follows.
 
         Where the output ends behind the tag, it does.
@@ -179,52 +179,52 @@ class XmlParameters:
     def head(self, name: str) -> str:
         return self.first.replace(NAME, name).rstrip()
 
-    def rest(self, name: str, schema: Mapping[str, Any], label: str, parts: GrammarParts) -> str:
+    def rest(self, name: str, schema: Mapping[str, Any], label: str, grammar: LarkGrammar) -> str:
         properties: Mapping[str, Any] = schema.get("properties") or {}
         required = schema.get("required") or ()
         pieces = ["xml_space"]
-        parts.share(_SPACE)
+        grammar.share(_SPACE)
         for number, (key, value) in enumerate(properties.items()):
             rule = f"{label}_{number}"
-            parts.rules.append(f"{rule}: {self._parameter(key, value, rule, parts)} xml_space")
+            grammar.rules.append(f"{rule}: {self._parameter(key, value, rule, grammar)} xml_space")
             optional = "" if key in required else "?"
             pieces.append(rule + optional)
         if schema.get("additionalProperties", True) is not False and not properties:
             rule = f"{label}_any"
-            parts.rules.append(f"{rule}: {self._any_parameter(rule, parts)} xml_space")
+            grammar.rules.append(f"{rule}: {self._any_parameter(rule, grammar)} xml_space")
             pieces.append(f"{rule}*")
-        pieces.append(parts.spell(self.tail.lstrip()))
+        pieces.append(grammar.spell(self.tail.lstrip()))
         return " ".join(pieces)
 
-    def _parameter(self, key: str, schema: Any, rule: str, parts: GrammarParts) -> str:
+    def _parameter(self, key: str, schema: Any, rule: str, grammar: LarkGrammar) -> str:
         head = self.parameter_head.replace(KEY, key)
         types = types_of(schema)
         if self.has_kinds and STRING in types and len(types) > 1:
-            text = parts.text_up_to(f"{rule}_text", self.parameter_tail.strip())
-            value = f"{parts.schema(f'{rule}_value', schema)} {parts.spell(self.parameter_tail.strip())}"
-            return f'{parts.spell(head)} ("true\\">" {text} | "false\\">" {value})'
+            text = grammar.text_up_to(f"{rule}_text", self.parameter_tail.strip())
+            value = f"{grammar.schema(f'{rule}_value', schema)} {grammar.spell(self.parameter_tail.strip())}"
+            return f'{grammar.spell(head)} ("true\\">" {text} | "false\\">" {value})'
         if self.has_kinds:
             head += f'{"true" if is_text(schema) else "false"}">'
         line = "\n" if self.has_lines else ""
         end = line + self.parameter_tail.strip()
         if is_text(schema):
-            return f"{parts.spell(head + line)} {text_rule(schema, end, rule, parts)}"
+            return f"{grammar.spell(head + line)} {text_rule(schema, end, rule, grammar)}"
         if STRING in types:
-            return f"{parts.spell(head + line)} {parts.text_up_to(f'{rule}_text', end)}"
-        value = parts.schema(f"{rule}_value", schema)
+            return f"{grammar.spell(head + line)} {grammar.text_up_to(f'{rule}_text', end)}"
+        value = grammar.schema(f"{rule}_value", schema)
         words = PYTHON_WORDS.get(next(iter(types), ""))
         if words is not None and len(types) == 1 and not choices_of(schema):
             value = f"({value} | {words})"
-        return f"{parts.spell(head + line)} {value} {parts.spell(end)}"
+        return f"{grammar.spell(head + line)} {value} {grammar.spell(end)}"
 
-    def _any_parameter(self, rule: str, parts: GrammarParts) -> str:
+    def _any_parameter(self, rule: str, grammar: LarkGrammar) -> str:
         before, _, after = self.parameter_head.partition(KEY)
         line = "\n" if self.has_lines else ""
         kind = ""
         if self.has_kinds:
             kind = '("true" | "false") "\\">"'
-        end = parts.text_up_to(f"{rule}_text", line + self.parameter_tail.strip())
-        return f"{parts.spell(before)} /[a-zA-Z0-9_.-]+/ {parts.spell(after + line)} {kind} {end}"
+        end = grammar.text_up_to(f"{rule}_text", line + self.parameter_tail.strip())
+        return f"{grammar.spell(before)} /[a-zA-Z0-9_.-]+/ {grammar.spell(after + line)} {kind} {end}"
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
         text = self.first.replace(NAME, name)

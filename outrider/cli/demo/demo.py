@@ -66,7 +66,7 @@ def demo(
             f"about a minute, {REFERENCE_TIMEOUT_S / 60:g} at most"
         )
         with reporting(notes, "comparing"):
-            comparison = compare(settings.targets[0].worker.model, max_tokens, REPETITION_PENALTY, answers, stop)
+            comparison = compare(settings.target_pools[0].worker.model, max_tokens, REPETITION_PENALTY, answers, stop)
         report(shown, measured, comparison)
         console.print(f"{time.perf_counter() - began:.0f} s in all")
         if comparison.differences:
@@ -89,13 +89,13 @@ def _settings(no_ray: bool) -> dict[str, object]:
 def _show(asking: DemoRequests, number: int, part: DemoPart) -> Measurement:
     _print_first_answer(asking, number, part)
     notes = note_console()
-    pairs = []
+    per_prompt = []
     with reporting(notes, "measuring") as show_message:
         for index, prompt in enumerate(part.prompts, start=1):
-            pairs.append(measure(asking, prompt, part.speculation, part.before))
+            per_prompt.append(measure(asking, prompt, part.speculation, part.before))
             if notes.is_terminal:
                 show_message(f"measuring: {index} of {len(part.prompts)} prompts, with drafts and without in turn")
-    measured = Measurement(pairs)
+    measured = Measurement(per_prompt)
     answer_console().print(f"   {_speed(measured)}")
     return measured
 
@@ -118,7 +118,7 @@ def _speed(measured: Measurement) -> str:
     low = measured.speedups[0]
     high = measured.speedups[-1]
     return (
-        f"{measured.speedup:.2f} times as fast as without drafts (median of {len(measured.pairs)} prompts, "
+        f"{measured.speedup:.2f} times as fast as without drafts (median of {len(measured.per_prompt)} prompts, "
         f"{low:.2f} to {high:.2f}), {figure(measured.usage.tokens_per_target_pass)} tokens for each pass of the target"
     )
 

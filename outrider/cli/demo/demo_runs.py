@@ -80,7 +80,7 @@ class DemoRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PromptOutputs:
     """The outputs to one prompt: two by plain decoding and two with drafting."""
 
     plain: tuple[DemoOutput, DemoOutput]
@@ -101,7 +101,7 @@ class Pair:
 class Measurement:
     """All outputs that were measured for one way to draft."""
 
-    pairs: list[Pair]
+    per_prompt: list[PromptOutputs]
     """The four outputs of each prompt."""
 
     @property
@@ -112,7 +112,7 @@ class Measurement:
     @property
     def speedups(self) -> list[float]:
         """Speed with drafting divided by the speed of plain decoding, one value per prompt, ascending."""
-        return sorted(pair.speedup for pair in self.pairs)
+        return sorted(outputs.speedup for outputs in self.per_prompt)
 
     @property
     def usage(self) -> Usage:
@@ -123,22 +123,22 @@ class Measurement:
     def answers(self) -> list[DemoOutput]:
         """All outputs of all prompts."""
         answers = list[DemoOutput]()
-        for pair in self.pairs:
-            answers += pair.answers
+        for outputs in self.per_prompt:
+            answers += outputs.answers
         return answers
 
     @property
     def _drafted(self) -> list[DemoOutput]:
         answers = list[DemoOutput]()
-        for pair in self.pairs:
-            answers += pair.drafted
+        for outputs in self.per_prompt:
+            answers += outputs.drafted
         return answers
 
     @property
     def _plain(self) -> list[DemoOutput]:
         answers = list[DemoOutput]()
-        for pair in self.pairs:
-            answers += pair.plain
+        for outputs in self.per_prompt:
+            answers += outputs.plain
         return answers
 
     @property
@@ -174,7 +174,9 @@ class Comparison:
     the two largest logits at this position)."""
 
 
-def measure(asking: DemoRequests, prompt: str, speculation: Speculation, before: Callable[[str], str] | None) -> Pair:
+def measure(
+    asking: DemoRequests, prompt: str, speculation: Speculation, before: Callable[[str], str] | None
+) -> PromptOutputs:
     """Generate the output for a prompt four times: by plain decoding, twice with drafting, and by plain decoding again.
     If the machine's other load grows or falls meanwhile, it slows plain decoding and drafting about equally.
 
@@ -187,7 +189,7 @@ def measure(asking: DemoRequests, prompt: str, speculation: Speculation, before:
         prediction = before(first.text)
     drafted = asking.answer(prompt, speculation, prediction)
     again = asking.answer(prompt, speculation, prediction)
-    return Pair((first, asking.answer(prompt, False)), (drafted, again))
+    return PromptOutputs((first, asking.answer(prompt, False)), (drafted, again))
 
 
 def compare(

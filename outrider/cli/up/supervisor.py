@@ -61,13 +61,13 @@ _LAUNCHER = "launcher"
 class Reporter(Protocol):
     """Interface of an object that shows the progress of a system's start."""
 
-    def progress(self, part: str, state: str, detail: str) -> None:
+    def progress(self, component: str, state: str, detail: str) -> None:
         """Show the state of a part of the system ("starting", "loading", "ready" or a phase in between) and a detail on
         it. Any thread may call it.
         """
 
 
-class PartFailed(Unavailable):
+class ProcessFailed(Unavailable):
     """A process of the system ended by itself, or did not become ready."""
 
     def __init__(self, message: str, log_lines: list[str]) -> None:
@@ -173,7 +173,7 @@ class Supervisor:
     def watch(self) -> None:
         """Block until a stop is requested. Meanwhile start each part of the system again that ends by itself.
 
-        Raises PartFailed if a needed part has ended and is not started again.
+        Raises ProcessFailed if a needed part has ended and is not started again.
         """
         while not self._stop_flag.wait(self._until_next_look_s()):
             for name, child in list(self._children.items()):
@@ -234,7 +234,7 @@ class Supervisor:
         return self._config.ray is not None and self._config.ray.address is not None
 
     def _handle_end(self, name: str, child: Child) -> None:
-        """Start a part that has ended again, or continue without it. Raises PartFailed if neither is possible."""
+        """Start a part that has ended again, or continue without it. Raises ProcessFailed if neither is possible."""
         failed = _ended(child)
         restarts = self._restarts.get(name)
         if restarts is not None and restarts.ended(time.monotonic()):
@@ -245,8 +245,8 @@ class Supervisor:
         self._warn(name, failed.message + consequence)
         child.close()
 
-    def _describe_loss(self, name: str, failed: PartFailed) -> str:
-        """Return what the end of a part means for the system, as text for the log. Raises PartFailed if the part is
+    def _describe_loss(self, name: str, failed: ProcessFailed) -> str:
+        """Return what the end of a part means for the system, as text for the log. Raises ProcessFailed if the part is
         needed.
         """
         restarts = self._restarts.pop(name, None)
@@ -254,7 +254,7 @@ class Supervisor:
         if restarts is not None:
             consequence = f"; given up, for it ended {restarts.num_short} times soon after its start"
         if not self._can_do_without(name):
-            raise PartFailed(failed.message + consequence, failed.log_lines)
+            raise ProcessFailed(failed.message + consequence, failed.log_lines)
         if self._running_workers("draft") == [name]:
             return "; plain decoding from now on"
         return consequence
@@ -327,7 +327,7 @@ class Supervisor:
     def _await_worker(self, name: str, pool: Pool) -> None:
         try:
             ready = self._await_ready(self._children[name], START_TIMEOUT_S)
-        except PartFailed:
+        except ProcessFailed:
             if name in self._children:
                 raise
             return  # a draft that is not needed; `_check_running` has warned of its end
@@ -355,7 +355,7 @@ class Supervisor:
         return {
             "target": ";".join(pools["target"]) or None,
             "draft": ";".join(pools["draft"]) or None,
-            "model_name": self._config.targets[0].model_name,
+            "model_name": self._config.target_pools[0].model_name,
         }
 
     def _gateway_config(self, index: int, **workers: str | None) -> GatewayConfig:
@@ -386,9 +386,9 @@ class Supervisor:
     def _spawn_gateway(self, name: str, config: GatewayConfig) -> Child:
         return self._spawn(name, ["-m", self._gateway_module, *flags(config)], without=FROM_POOLS)
 
-    def _progress(self, part: str, state: str, detail: str) -> None:
+    def _progress(self, component: str, state: str, detail: str) -> None:
         if self._reporter is not None:
-            self._reporter.progress(part, state, detail)
+            self._reporter.progress(component, state, detail)
 
     def _spawn(self, name: str, args: list[str], stdin: str | None = None, without: Collection[str] = ()) -> Child:
         """Start a part as a child process. without: names of the gateway's settings that it must not read from the
@@ -417,7 +417,7 @@ class Supervisor:
             if event["event"] == "progress":
                 self._ray_folder = event.get("folder") or self._ray_folder
                 self._progress(event["part"], event["state"], event["detail"])
-        raise PartFailed(f"{child.name} is not ready after {timeout_s:g} s", child.last_lines(_SHOWN_LINES))
+        raise ProcessFailed(f"{child.name} is not ready after {timeout_s:g} s", child.last_lines(_SHOWN_LINES))
 
     def _await_served(self, url: str) -> Sequence[str]:
         """Wait until a gateway serves, which is when `/readyz` replies with 200. Return the workers that it does not
@@ -478,7 +478,7 @@ class Supervisor:
             self._on_log(name, f" WARNING {text}")
 
     def _check_running(self) -> None:
-        """Raise PartFailed if a part has ended, unless it is a draft that is not needed."""
+        """Raise ProcessFailed if a part has ended, unless it is a draft that is not needed."""
         for name, child in list(self._children.items()):
             if not child.has_ended() or not child.events.empty():
                 continue
@@ -498,21 +498,21 @@ def _check_drafts_used(gateways: Sequence[Gateway]) -> None:
                 raise IncompatiblePair(f"the {reason}")
 
 
-def _reason(part: str, last_line: str) -> str | None:
+def _reason(process: str, last_line: str) -> str | None:
     """Return the reason for a part's end, given the last line of its log (text or JSON). None = the line has
     no reason.
     """
     # "target: out of memory", or {"level": "critical", "message": "out of memory"}
-    if last_line.startswith(f"{part}: "):
+    if last_line.startswith(f"{process}: "):
         return last_line
     with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
         record = json.loads(last_line)
         if record["level"] == "critical":
-            return f"{part}: {record['message']}"
+            return f"{process}: {record['message']}"
     return None
 
 
-def _ended(child: Child) -> PartFailed:
+def _ended(child: Child) -> ProcessFailed:
     """Return the error for a part that has ended. Its message is the reason that the part logged if it could not start,
     otherwise the last lines of its log.
     """
@@ -520,9 +520,9 @@ def _ended(child: Child) -> PartFailed:
     if child.returncode == 1 and lines:
         reason = _reason(child.name.partition("-")[0], lines[-1])
         if reason is not None:
-            return PartFailed(reason, [])
+            return ProcessFailed(reason, [])
     code = child.returncode or 0
     how = f"ended with exit code {code}"
     if code < 0:
         how = f"was ended by signal {-code}"
-    return PartFailed(f"{child.name} {how}", lines)
+    return ProcessFailed(f"{child.name} {how}", lines)

@@ -19,7 +19,7 @@ from outrider.cli.console import EXIT_FAILED, errors_as_lines, note_console, pri
 from outrider.cli.progress import StartProgress
 from outrider.cli.up.ready import show_ready
 from outrider.cli.up.setting_options import with_settings
-from outrider.cli.up.supervisor import PartFailed, Supervisor
+from outrider.cli.up.supervisor import ProcessFailed, Supervisor
 from outrider.cli.up.vllm_flags import similar_flags, translated
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import ConfigError, OutriderError
@@ -261,7 +261,7 @@ def failures_as_lines(console: Console) -> Iterator[None]:
         return
     except OutriderError as error:
         print_error(error.message, console)
-        if isinstance(error, PartFailed):
+        if isinstance(error, ProcessFailed):
             for line in error.log_lines:
                 console.print(f"  {line}", markup=False, style="dim")
         raise typer.Exit(EXIT_FAILED) from None

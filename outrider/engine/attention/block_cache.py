@@ -126,13 +126,13 @@ class BlockLayer(CacheLayerMixin):
             for source, destination in copies:
                 storage[destination].copy_(storage[source])
 
-    def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
-        """Move tokens within all storages. sources, destinations: storage indices (block * block_size + offset), [N]
+    def move_tokens(self, from_indices: Tensor, to_indices: Tensor) -> None:
+        """Move tokens within all storages. from_indices, to_indices: storage indices (block * block_size + offset), [N]
         int64 on the storages' device.
         """
         for storage in self.storages:
             flat = storage.flatten(0, 1)  # [tokens, H, D], a view
-            flat.index_copy_(0, destinations, flat.index_select(0, sources))
+            flat.index_copy_(0, to_indices, flat.index_select(0, from_indices))
 
     @property
     def bytes_per_token(self) -> int:
@@ -157,11 +157,11 @@ class BlockCache(Cache):
         for layer in self.layers:
             layer.copy_blocks(copies)
 
-    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
-        """Move tokens from `sources` to `destinations` in all layers; both are storage indices (block * block_size +
+    def move_tokens(self, from_indices: Sequence[int], to_indices: Sequence[int], device: torch.device) -> None:
+        """Move tokens from `from_indices` to `to_indices` in all layers; both are storage indices (block * block_size +
         offset). device: the storages' device.
         """
-        read, written = to_device(np.array([sources, destinations], dtype=np.int64), device)  # [N] each
+        read, written = to_device(np.array([from_indices, to_indices], dtype=np.int64), device)  # [N] each
         for layer in self.layers:
             layer.move_tokens(read, written)
 

@@ -272,9 +272,9 @@ class DensePath:
         assert self._cache is not None
         self._cache.copy_blocks(copies)
 
-    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+    def move_tokens(self, from_indices: Sequence[int], to_indices: Sequence[int]) -> None:
         assert self._cache is not None
-        self._cache.move_tokens(sources, destinations, self._model.device)
+        self._cache.move_tokens(from_indices, to_indices, self._model.device)
 
     def set_taps(self, taps: Sequence[int]) -> None:
         self._taps.set(taps)

@@ -62,11 +62,11 @@ class ForwardPath(Protocol):
 class TreePath(Protocol):
     """Attention path whose rows may be token trees (`Row.parents`), if the model passes the self-test of trees."""
 
-    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+    def move_tokens(self, from_indices: Sequence[int], to_indices: Sequence[int]) -> None:
         """Move all that the layers keep of some tokens to other places of the KV storage, in every layer.
 
-        `sources`, `destinations`: the old and the new storage index (block * block_size + offset) of each token. A
-        destination may also be a source: all sources are read before any destination is written.
+        `from_indices`, `to_indices`: the old and the new storage index (block * block_size + offset) of each token. An
+        index may be in both: all tokens are read before any is written.
         """
 
 

@@ -84,8 +84,8 @@ class FusedPath:
             for storage in (self._keys, self._values):
                 storage[:, destination].copy_(storage[:, source])
 
-    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        read, written = torch.tensor([sources, destinations])  # [N] each
+    def move_tokens(self, from_indices: Sequence[int], to_indices: Sequence[int]) -> None:
+        read, written = torch.tensor([from_indices, to_indices])  # [N] each
         blocks, offsets = read // BLOCK_SIZE, read % BLOCK_SIZE
         to_blocks, to_offsets = written // BLOCK_SIZE, written % BLOCK_SIZE
         self._keys[:, to_blocks, :, :, to_offsets] = self._keys[:, blocks, :, :, offsets]
@@ -100,7 +100,7 @@ class FusedPath:
         return self._run(rows)
 
     def _run(self, rows: Sequence[Row], read: Tensor | None = None) -> Tensor:
-        """Return the logits [N, head_rows] float32 of the rows' last positions.
+        """Return the logits [N, lm_head_rows] float32 of the rows' last positions.
 
         read: states that layer 0 of a paired model reads with the T new tokens, [T, H] float32; else None.
         """
@@ -121,7 +121,7 @@ class FusedPath:
             plan = array("i", ids + numbers + blocks + parents)
         except OverflowError:  # an id that is no int32
             raise self._outside(self._first_outside(ids)) from None
-        logits = torch.empty(num_logits, self._shape.head_rows)  # [N, V] float32
+        logits = torch.empty(num_logits, self._shape.lm_head_rows)  # [N, V] float32
         features = None
         if self._num_taps:
             features = torch.empty(len(ids), self._num_taps, _padded(self._shape.hidden))  # [T, taps, padded H] float32

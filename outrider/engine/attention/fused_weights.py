@@ -82,7 +82,7 @@ class FusedShape:
     """For each layer, the maximum number of keys that a query attends to, its own included; 0 = no maximum."""
     is_int8: bool
     """Whether the linear layers, including the lm_head, are `Int8Linear`."""
-    head_rows: int
+    lm_head_rows: int
     """Number of rows of the lm_head, and so of logits at a position."""
     activation: Activation = Activation.SILU
     """Activation function of the MLP."""
@@ -124,7 +124,7 @@ class FusedShape:
             dtype=model.dtype,
             windows=tuple(layer_limits(config, layer)[0] or 0 for layer in range(config.num_hidden_layers)),
             is_int8=isinstance(model.lm_head, Int8Linear),
-            head_rows=facts.vocab_size,
+            lm_head_rows=facts.vocab_size,
             activation=ACTIVATIONS[_activation(config)],
             embedding_scale=embedding_scale,
             rotary_kinds=rotary_kinds,
@@ -235,7 +235,7 @@ def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
         head_size=shape.head_size,
         intermediate=shape.intermediate,
         vocab=shape.vocab,
-        head_rows=shape.head_rows,
+        lm_head_rows=shape.lm_head_rows,
         paired=shape.is_paired,
         dtype=KINDS[shape.dtype],
         weights=weights,
@@ -256,7 +256,7 @@ def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
     native = NativeModel(spec, shape.windows, layer_tables)
     for index, layer in enumerate(body.layers):
         _pack_layer(native, index, layer, shape)
-    _pack_linear(native, NO_LAYER, MatrixName.HEAD, lm_head)
+    _pack_linear(native, NO_LAYER, MatrixName.LM_HEAD, lm_head)
     native.set_vector(NO_LAYER, VectorName.LAST_NORM, _factors(body.norm))
     for kind in tables:
         cosine, sine = _rotary_tables(body, shape, kind)

@@ -23,7 +23,7 @@ from outrider.wire.models.model_id import INDEX_FILE, SAFETENSORS_FILES, is_gguf
 EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
 """Endings of the name of the input embedding in a target's checkpoint. A dot is put in front of each tensor name before
 it is compared, so that the whole name "wte.weight" matches, too."""
-PROJECTIONS = (".lm_head.weight", ".embed_out.weight")
+LM_HEADS = (".lm_head.weight", ".embed_out.weight")
 """Endings of the name of the lm_head in a target's checkpoint. A dot is put in front of each tensor name before it is
 compared, so that the whole name "lm_head.weight" matches, too."""
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
@@ -189,13 +189,13 @@ class TargetFiles:
         scale: float = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
         return scale
 
-    def projection(self) -> Tensor:
+    def lm_head(self) -> Tensor:
         """Return the target's lm_head [V, dt]; with tied weights this is the embedding. Raises `ConfigError` if its
         files do not have it as one floating-point tensor.
         """
-        if self._is_tied and not any(f".{name}".endswith(PROJECTIONS) for name in self._weights.names):
+        if self._is_tied and not any(f".{name}".endswith(LM_HEADS) for name in self._weights.names):
             return self.embedding()
-        return self._rows(PROJECTIONS, "lm_head")
+        return self._rows(LM_HEADS, "lm_head")
 
     def _rows(self, endings: tuple[str, ...], what: str) -> Tensor:
         found = list[str]()

@@ -50,7 +50,7 @@ class HeadFiles:
     """Contents of a head's files, checked: what is needed to build its network."""
 
     facts: Any
-    """Configuration of the network: the subclass of `HeadFacts` for the head's family."""
+    """Configuration of the network: the subclass of `HeadFacts` for the head's kind."""
     tensors: Mapping[str, Tensor]
     """State dict of the head's network, in the files' dtype. Embedding and lm_head are the target's if the files have
     none."""
@@ -157,7 +157,7 @@ class HeadReader(Keys):
         layers.
 
         `keys`: by key of config.json, its list of layer ids (None if the key is missing) and the offset from such an id
-        to the index of the hidden state. `default`: indices to use if no key has a list, as published for the family.
+        to the index of the hidden state. `default`: indices to use if no key has a list, as published for the kind.
         Raises `ConfigError` for keys that contradict each other and for indices that the target does not have.
 
         Example: {"target_layer_ids": ([1, 9], 1)} gives (2, 10), since that key names a layer by its output.
@@ -273,7 +273,7 @@ class HeadReader(Keys):
         if self.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
             tensors.setdefault("lm_head.weight", _rows(tensors["embed_tokens.weight"], ids))
         dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
-        for name, lend in (("embed_tokens.weight", target.embedding), ("lm_head.weight", target.projection)):
+        for name, lend in (("embed_tokens.weight", target.embedding), ("lm_head.weight", target.lm_head)):
             if name in tensors:
                 continue
             if facts.width != target.width:

@@ -19,8 +19,8 @@ from outrider.engine.attention.forward_path import RepackedPath
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.files.ends import read_ends
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import HeadFamily
 from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
+from outrider.engine.heads.kinds import HeadKind
 from outrider.engine.heads.network import HeadNetwork
 from outrider.engine.heads.projection import Projection
 from outrider.engine.kv_pool import KVPool
@@ -61,7 +61,7 @@ PATHS: Mapping[str, Callable[[HeadNetwork, ModelFacts], AnyHeadPath]] = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """Head of any family, loaded and ready to draft for its target."""
+    """Head of any kind, loaded and ready to draft for its target."""
 
     network: HeadNetwork
     """The head's network. The wiring test may change those fields of its configuration that `undecided` names."""
@@ -85,21 +85,21 @@ class LoadedHead:
         return self.runner.path
 
 
-def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickle: bool = False) -> LoadedHead:
+def load_head(config: WorkerConfig, target: str, kind: HeadKind, allow_pickle: bool = False) -> LoadedHead:
     """Load the head in `config.model` for a target, given as a folder or hub id, and allocate its KV cache.
 
     An embedding or lm_head that the head's files leave out is taken from the target. `allow_pickle`: whether the
     weights may be read from a pickle if there is no other file. Raises a `ConfigError` that names what cannot be
     served.
     """
-    assert family.network is not None and family.read is not None, "a model has its own loader"
+    assert kind.network is not None and kind.read is not None, "a model has its own loader"
     device = resolve_device(config.device)
     files = TargetFiles(target)
     limit = context_limit_of(files.config, config.context_limit)
     check_class(files.config)
-    read = family.read(Checkpoint(config.model, allow_pickle), files)
+    read = kind.read(Checkpoint(config.model, allow_pickle), files)
     with memory.explain_out_of_memory(config.model, device):
-        network = family.network.of(read.facts, _move(read.tensors, device, config.dtype))
+        network = kind.network.of(read.facts, _move(read.tensors, device, config.dtype))
         facts = ModelFacts(
             model_id=full_name(config.model),
             vocab_size=files.vocab_size,
@@ -110,14 +110,14 @@ def load_head(config: WorkerConfig, target: str, family: HeadFamily, allow_pickl
             num_parameters=sum(weight.numel() for weight in network.parameters()),
         )
         runner = None
-        if family.paths:
+        if kind.paths:
             settle_rope(network, limit)
-            runner = _load_runner(network, facts, family, config)
+            runner = _load_runner(network, facts, kind, config)
         elif device.type == "cpu":
             pack_linears(network)  # compares each with the plain one
     log.info(
         "loaded %s: %s of %s, %d parameters, %s on %s, reads the hidden states %s",
-        *(config.model, family.name, target, facts.num_parameters, facts.dtype, facts.device),
+        *(config.model, kind.name, target, facts.num_parameters, facts.dtype, facts.device),
         list(read.projection.spec.taps),
     )
     return LoadedHead(network, read.projection, facts, files.num_layers, runner, read.undecided)
@@ -143,8 +143,8 @@ def _move(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> di
     return moved
 
 
-def _load_runner(network: HeadNetwork, facts: ModelFacts, family: HeadFamily, config: WorkerConfig) -> ModelRunner:
-    path = _choose_path(network, facts, family, config.attention_path)
+def _load_runner(network: HeadNetwork, facts: ModelFacts, kind: HeadKind, config: WorkerConfig) -> ModelRunner:
+    path = _choose_path(network, facts, kind, config.attention_path)
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), network.device)
     num_positions = VERIFY_TOKENS
     if network.lag:
@@ -158,15 +158,15 @@ def _load_runner(network: HeadNetwork, facts: ModelFacts, family: HeadFamily, co
     return runner
 
 
-def _choose_path(network: HeadNetwork, facts: ModelFacts, family: HeadFamily, setting: str) -> AnyHeadPath:
-    names = family.paths
+def _choose_path(network: HeadNetwork, facts: ModelFacts, kind: HeadKind, setting: str) -> AnyHeadPath:
+    names = kind.paths
     if setting in PATHS:
         names = (setting,)
     refusals = list[str]()
     for name in names:
         try:
-            if name not in family.paths:
-                raise PathUnavailable(f"is not made for {family.label}; leave attention_path at auto")
+            if name not in kind.paths:
+                raise PathUnavailable(f"is not made for {kind.label}; leave attention_path at auto")
             path = PATHS[name](network, facts)
             runner, reference = _create_tested_runner(network, path, facts)
         except PathUnavailable as reason:

@@ -104,7 +104,7 @@ class FusedHeadPath(FusedPath):
         if not head.facts.is_lm_head_normed:
             raise PathUnavailable("is made for a projection that reads the normed output")
         shape = FusedShape.of(head, head, facts)
-        shape = replace(shape, head_rows=head.facts.draft_vocab_size, is_paired=True)
+        shape = replace(shape, lm_head_rows=head.facts.draft_vocab_size, is_paired=True)
         self._hold(shape, *pack_weights(head, head.lm_head, shape))
         self.head = head
         self._followed: Eagle3Config | None = None

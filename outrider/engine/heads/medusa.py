@@ -44,7 +44,7 @@ class MedusaConfig(HeadFacts):
     num_heads: int
     num_layers: int
     """Number of residual layers in each head; 0 = the head's lm_head reads the target's hidden state directly."""
-    shares_projection: bool
+    shares_lm_head: bool
     """Whether all heads share one lm_head, as blockwise heads share the target's. False = each has its own."""
     has_bias: bool = True
     """Whether the residual layers have a bias."""
@@ -65,9 +65,9 @@ class MedusaHeads(HeadNetwork):
         self.blocks = nn.ModuleList()
         for _ in range(facts.num_heads):
             self.blocks.append(_Block(facts))
-        num_projections = 1 if facts.shares_projection else facts.num_heads
+        num_lm_heads = 1 if facts.shares_lm_head else facts.num_heads
         self.lm_heads = nn.ModuleList()
-        for _ in range(num_projections):
+        for _ in range(num_lm_heads):
             self.lm_heads.append(nn.Linear(facts.width, facts.draft_vocab_size, bias=False))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class MedusaHeads(HeadNetwork):
         """
         hidden = to_device(hidden, self.device).to(self.dtype)
         inner = torch.stack([block(hidden) for block in self.blocks], dim=-2)  # [..., num_heads, dt]
-        if self.facts.shares_projection:
+        if self.facts.shares_lm_head:
             logits = self.lm_heads[0](inner)  # [..., num_heads, Vd]
         else:
             logits = torch.stack([head(inner[..., i, :]) for i, head in enumerate(self.lm_heads)], dim=-2)
@@ -127,7 +127,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         tensors["lm_heads.0.weight"] = tensors.pop("lm_head.weight")
         is_shared = True
     if not any(name.startswith("lm_heads.") for name in tensors):
-        tensors["lm_heads.0.weight"] = target.projection().to(next(iter(tensors.values())).dtype)
+        tensors["lm_heads.0.weight"] = target.lm_head().to(next(iter(tensors.values())).dtype)
         is_shared = True
     draft_vocab_size = vocab_size
     if token_map is not None:
@@ -145,7 +145,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         width=target.width,
         vocab_size=vocab_size,
         draft_vocab_size=draft_vocab_size,
-        shares_projection=is_shared,
+        shares_lm_head=is_shared,
         has_bias="blocks.0.layers.0.bias" in tensors,
         scale=float(files.config.get("logit_scale", 1.0)),
     )

@@ -37,7 +37,7 @@ number is finite, so that a check of logits for infinities reports only true fau
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """Configuration of a head's network, whatever the layout of its files. Each family has a subclass."""
+    """Configuration of a head's network, whatever the layout of its files. Each kind has a subclass."""
 
     width: int
     """d, width of the head's features and hidden states."""

@@ -9,7 +9,7 @@ using outrider::Part;
 
 namespace {
 
-enum Which : int32_t { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4 };
+enum Which : int32_t { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, LM_HEAD = 4 };
 enum Vector : int32_t { ATTENTION_NORM = 0, MLP_NORM = 1, QUERY_NORM = 2, KEY_NORM = 3, LAST_NORM = 4, COSINE = 5, SINE = 6,
                         READ_NORM = 7, ATTENTION_OUT_NORM = 8, MLP_OUT_NORM = 9 };
 
@@ -19,7 +19,7 @@ Matrix& matrix_of(Model& model, int32_t layer, int32_t which) {
         case OUT: return model.layers[layer].out;
         case GATE_UP: return model.layers[layer].gate_up;
         case DOWN: return model.layers[layer].down;
-        default: return model.head;
+        default: return model.lm_head;
     }
 }
 

@@ -37,7 +37,7 @@ class NativeSpec(ctypes.Structure):
         ("head_size", c_int32),
         ("intermediate", c_int32),
         ("vocab", c_int32),
-        ("head_rows", c_int32),
+        ("lm_head_rows", c_int32),
         ("paired", c_int32),
         ("dtype", c_int32),
         ("weights", c_int32),
@@ -67,14 +67,14 @@ class Activation(IntEnum):
 
 class MatrixName(IntEnum):
     """Name of a packed matrix of the C++ forward. QKV: query, key and value projections. OUT: attention's output
-    projection. GATE_UP and DOWN: the MLP's gate and up, and its down projection. HEAD: the lm_head.
+    projection. GATE_UP and DOWN: the MLP's gate and up, and its down projection. LM_HEAD: the lm_head.
     """
 
     QKV = 0
     OUT = 1
     GATE_UP = 2
     DOWN = 3
-    HEAD = 4
+    LM_HEAD = 4
 
 
 class RowPart(IntEnum):
@@ -281,7 +281,7 @@ class NativeModel:
     ) -> int | None:
         """Run the step that `plan` (int32, see model.h) describes. Write the results into `logits` and `features`.
 
-        logits: [N, head_rows] float32. features: [num_tokens, taps, hidden padded to a multiple of 16] float32; None if
+        logits: [N, lm_head_rows] float32. features: [num_tokens, taps, hidden padded to a multiple of 16] float32; None if
         there are no taps. read: the features that a paired model reads, [num_tokens, hidden] float32, contiguous; None
         for other models. Returns None if the step ran. If a token id is outside the vocabulary, computes nothing and
         returns the index of that id among the fed ids. Raises MemoryError.

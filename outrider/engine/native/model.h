@@ -14,7 +14,7 @@ namespace outrider {
 // Sizes of a model; library.py fills it as NativeSpec.
 struct Spec {
     int32_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
-    int32_t head_rows;     // logits of a token
+    int32_t lm_head_rows;     // logits of a token
     int32_t paired;        // whether layer 0 reads a state of the caller's with each token's embedding (EAGLE-3)
     int32_t dtype;         // Kind of the embedding and of the cache
     int32_t weights;       // Kind of the linears
@@ -113,7 +113,7 @@ class Model {
             layer.gate_up.shape(kind, round_up(spec.intermediate, PANEL) * 2, spec.hidden);
             layer.down.shape(kind, spec.hidden, spec.intermediate);
         }
-        head.shape(kind, spec.head_rows, spec.hidden);
+        lm_head.shape(kind, spec.lm_head_rows, spec.hidden);
         for (auto& scratch : scratch_) {
             scratch.normal.fit(FEW, spec.hidden, input);
             scratch.embedded.assign(round_up(spec.hidden, PADDED), 0.0f);
@@ -123,7 +123,7 @@ class Model {
 
     // Bytes of the packed matrices, without the small norms and rotary tables.
     int64_t weight_bytes() const {
-        int64_t sum = head.weights.bytes();
+        int64_t sum = lm_head.weights.bytes();
         for (const Layer& layer : layers)
             for (const Matrix* matrix : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
                 sum += matrix->weights.bytes();
@@ -141,7 +141,7 @@ class Model {
 
     const Spec spec;
     std::vector<Layer> layers;
-    Matrix head;
+    Matrix lm_head;
     std::vector<Rotary> rotary;
     std::vector<float> last_norm;                // [padded hidden], as the other norms of hidden states
     std::vector<float> read_norm;                // of the states that are read, when paired

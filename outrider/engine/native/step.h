@@ -125,7 +125,7 @@ void Model::widen_token(int32_t token, float* out) const {
     const int64_t id = ids_[token];
     const KV* source = static_cast<const KV*>(embedding) + id * spec.hidden;
     for (int i = 0; i < spec.hidden; ++i)
-        out[i] = (embedding == nullptr ? head.at(id, i) : widen(source[i])) * spec.embedding_scale;
+        out[i] = (embedding == nullptr ? lm_head.at(id, i) : widen(source[i])) * spec.embedding_scale;
 }
 
 template <class KV>
@@ -351,8 +351,8 @@ void Model::run(int thread) {
         else gated(sums, activation, reinterpret_cast<float*>(out));
     };
     auto keep_logits = [&](int64_t row, int piece, const float* sums) {
-        const int64_t first = static_cast<int64_t>(piece) * PIECE, left = std::min<int64_t>(PIECE, spec.head_rows - first);
-        if (left > 0) std::memcpy(logits_ + row * spec.head_rows + first, sums, left * sizeof(float));
+        const int64_t first = static_cast<int64_t>(piece) * PIECE, left = std::min<int64_t>(PIECE, spec.lm_head_rows - first);
+        if (left > 0) std::memcpy(logits_ + row * spec.lm_head_rows + first, sums, left * sizeof(float));
     };
     const int64_t rows = num_tokens_;
     pool_.phase(0, (num_tokens_ + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, [&](int i) {
@@ -375,7 +375,7 @@ void Model::run(int thread) {
         if (i < copies) copy_tapped(spec.num_layers, i * ROWS_AT_ONCE);
         else copy_tapped(NORMED, (i - copies) * ROWS_AT_ONCE);
     });
-    normed_linear(phase, scratch, last_norm, wanted_.data(), static_cast<int64_t>(wanted_.size()), head, keep_logits);
+    normed_linear(phase, scratch, last_norm, wanted_.data(), static_cast<int64_t>(wanted_.size()), lm_head, keep_logits);
 }
 
 }  // namespace outrider

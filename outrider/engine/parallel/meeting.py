@@ -91,7 +91,7 @@ class MessageConnection:
 
 
 @dataclass(frozen=True, slots=True)
-class FollowerLines:
+class RankLines:
     """Rank 0's connections to one follower."""
 
     rank: int
@@ -116,7 +116,7 @@ class FollowerLines:
         self.life.close()
 
 
-def accept_followers(folder: Path, num_ranks: int, timeout_s: float) -> list[FollowerLines]:
+def accept_ranks(folder: Path, num_ranks: int, timeout_s: float) -> list[RankLines]:
     """Listen, on rank 0, until every follower has connected. Return the connections in the order of the ranks.
 
     timeout_s: maximum time in seconds until all have connected, and later for each part of a message on their command
@@ -139,7 +139,7 @@ def accept_followers(folder: Path, num_ranks: int, timeout_s: float) -> list[Fol
                 _close_all(lines)
                 missing = sorted({*range(1, num_ranks)} - {rank for rank, _ in lines})
                 raise Unavailable(f"ranks {missing} of {num_ranks} did not come within {timeout_s:g} s") from None
-            if message is None:  # the follower ended before it sent anything; its successor connects again
+            if message is None:  # the rank ended before it sent anything; its successor connects again
                 connection.close()
                 continue
             hello = json.loads(message)
@@ -148,11 +148,11 @@ def accept_followers(folder: Path, num_ranks: int, timeout_s: float) -> list[Fol
             if key[1] == "commands":
                 line_timeout_s = timeout_s
             connection.settimeout(line_timeout_s)
-            if key in lines:  # the follower that had this line ended and was started again
+            if key in lines:  # the rank that had this line ended and was started again
                 lines[key].close()
             lines[key] = MessageConnection(connection)
     path.unlink(missing_ok=True)
-    return [FollowerLines(rank, lines[rank, "commands"], lines[rank, "life"]) for rank in range(1, num_ranks)]
+    return [RankLines(rank, lines[rank, "commands"], lines[rank, "life"]) for rank in range(1, num_ranks)]
 
 
 def _close_all(lines: dict[tuple[int, str], MessageConnection]) -> None:

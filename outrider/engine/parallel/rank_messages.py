@@ -1,6 +1,6 @@
 """Messages of rank 0 to its followers: the next call of the attention path and its arguments, encoded as integers.
 
-Used by `team` on rank 0 and by `loading.follower`.
+Used by `team` on rank 0 and by `loading.rank_process`.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from outrider.engine.parallel.meeting import (
     GRACE_S,
     MEETING_TIMEOUT_S,
     SOCKET,
-    FollowerLines,
-    accept_followers,
+    RankLines,
+    accept_ranks,
     make_meeting_place,
 )
 from outrider.engine.step_plan import Row, check_ids
@@ -67,7 +67,7 @@ class Team:
         self._step_timeout = step_timeout
         self.processes: list[subprocess.Popen[bytes]] = []
         """Follower processes that this process started."""
-        self._guests: list[FollowerLines] = []
+        self._guests: list[RankLines] = []
         self.group: Group | None = None
         """Process group of the ranks; None before `gather`."""
         self._folder: Path | None = None
@@ -110,10 +110,10 @@ class Team:
             self._spawn(device)
         else:
             self._folder = make_meeting_place(Path(shared_folder))
-        self._guests = accept_followers(self._folder, self.num_ranks, MEETING_TIMEOUT_S)
+        self._guests = accept_ranks(self._folder, self.num_ranks, MEETING_TIMEOUT_S)
         store = self._folder / _STORE
         store.unlink(missing_ok=True)  # an earlier run's
-        threading.Thread(target=self._watch, name="followers", daemon=True).start()
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         with self.together():
             settings = {**config.model_dump(), "device": device.type}
             self._send(json.dumps({"config": settings, "store": str(store)}).encode())
@@ -196,7 +196,7 @@ class Team:
     def _spawn(self, device: torch.device) -> None:
         cores = split_evenly(os.sched_getaffinity(0), self.num_ranks)
         for rank in range(1, self.num_ranks):
-            command = [sys.executable, "-m", "outrider.engine.loading.follower", str(self._folder), str(rank)]
+            command = [sys.executable, "-m", "outrider.engine.loading.rank_process", str(self._folder), str(rank)]
             command.append(",".join(map(str, sorted(cores[rank]))))
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": _visible_devices(device, rank)}
             environment.pop("OMP_NUM_THREADS", None)
@@ -231,7 +231,7 @@ class Team:
             try:
                 process.wait(5 * GRACE_S)
             except subprocess.TimeoutExpired:
-                log.warning("follower %d does not end and is killed", process.pid)
+                log.warning("the rank with pid %d does not end and is killed", process.pid)
                 process.kill()
                 process.wait()
 
@@ -266,10 +266,10 @@ class ParallelPath:
         with self._team.together(rank_messages.encode(rank_messages.COPY, blocks)):
             self._path.copy_blocks(copies)
 
-    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+    def move_tokens(self, from_indices: Sequence[int], to_indices: Sequence[int]) -> None:
         assert isinstance(self._path, TreePath)
-        with self._team.together(rank_messages.encode(rank_messages.MOVE, [*sources, *destinations])):
-            self._path.move_tokens(sources, destinations)
+        with self._team.together(rank_messages.encode(rank_messages.MOVE, [*from_indices, *to_indices])):
+            self._path.move_tokens(from_indices, to_indices)
 
     def set_taps(self, taps: Sequence[int]) -> None:
         """Set the taps on this rank alone and send nothing to the followers: rank 0 has the whole hidden states after
@@ -287,14 +287,14 @@ class ParallelPath:
         """Run a forward on all ranks and return the logits. If one rank fails, raises Unavailable, and the team is
         lost.
         """
-        if rows:  # a bad request must be found before it is sent to the followers
+        if rows:  # a bad request must be found before it is sent to the other ranks
             check_ids(np.concatenate([np.asarray(row.new_ids, dtype=np.int64) for row in rows]), self._vocab_size)
         with self._team.together(rank_messages.encode_forward(rows, with_past=self.name == "dense")):
             return self._path.forward(rows)
 
 
 def _visible_devices(device: torch.device, rank: int) -> str:
-    # CUDA_VISIBLE_DEVICES of a follower: one GPU, or none on a CPU. With "2,5,7" here, rank 1 sees "5".
+    # CUDA_VISIBLE_DEVICES of another rank: one GPU, or none on a CPU. With "2,5,7" here, rank 1 sees "5".
     if device.type == "cpu":
         return ""
     own = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -216,16 +216,16 @@ class Grammar:
 
 
 @dataclass(slots=True)
-class _Place:
+class _PrefixState:
     """State of a grammar after some output tokens."""
 
     matcher: LLMatcher | None
-    """Matcher at this place; None if the grammar does not allow the tokens before it, or cannot be followed further."""
+    """Matcher at this state; None if the grammar does not allow the tokens before it, or cannot be followed further."""
     bits: MaskBits | None = None
     mask: Mask | None = None
     """The mask of `bits` with one bool per id; None until somebody needs it."""
     failure: str | None = None
-    """Reason why the grammar cannot be followed beyond this place; None if it can."""
+    """Reason why the grammar cannot be followed beyond this state; None if it can."""
 
 
 class GrammarState:
@@ -239,7 +239,7 @@ class GrammarState:
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._output: list[int] = []
-        self._places = {(): _Place(grammar.start())}
+        self._states = {(): _PrefixState(grammar.start())}
         """States by the draft tokens after the output."""
         self._forced: list[int] | None = None
 
@@ -248,9 +248,9 @@ class GrammarState:
         known = len(self._output)
         if known == len(ids) and self._output == ids:
             return
-        root = self._places[()]
+        root = self._states[()]
         if self._output != ids[:known]:
-            root = _Place(self._grammar.start())
+            root = _PrefixState(self._grammar.start())
             known = 0
         new = ids[known:]
         self._output = list(ids)
@@ -258,18 +258,18 @@ class GrammarState:
         root = self._after(root, new)
         if root.matcher is None and root.failure is None:
             root.failure = "the output so far is not of the grammar"
-        self._places = {(): root}
+        self._states = {(): root}
         self._forced = None
 
     def allowed(self, draft_prefix: tuple[int, ...]) -> Mask | None:
         """Return for each id whether it may follow the output and these draft tokens, [V]. Return None if the grammar
         does not allow the draft tokens themselves, or cannot be followed further.
         """
-        place = self._masked(draft_prefix)
-        if place.mask is None and place.bits is not None:
+        state = self._masked(draft_prefix)
+        if state.mask is None and state.bits is not None:
             num_ids = self._grammar.grammars.vocab_size
-            place.mask = np.unpackbits(place.bits, count=num_ids, bitorder="little").view(bool)
-        return place.mask
+            state.mask = np.unpackbits(state.bits, count=num_ids, bitorder="little").view(bool)
+        return state.mask
 
     def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
         """Return for each id whether it may follow the output and these draft tokens, with one bit per id. Return None
@@ -292,37 +292,37 @@ class GrammarState:
                 self._forced = root.matcher.compute_ff_tokens()
         return self._forced
 
-    def _masked(self, prefix: tuple[int, ...]) -> _Place:
-        place = self._at(prefix)
-        if place.bits is None and place.matcher is not None:
-            bits = np.frombuffer(place.matcher.compute_bitmask(), dtype=np.uint8)
-            if place.matcher.is_error():
-                place.failure = self._failed(place.matcher)
-                place.matcher = None
+    def _masked(self, prefix: tuple[int, ...]) -> _PrefixState:
+        state = self._at(prefix)
+        if state.bits is None and state.matcher is not None:
+            bits = np.frombuffer(state.matcher.compute_bitmask(), dtype=np.uint8)
+            if state.matcher.is_error():
+                state.failure = self._failed(state.matcher)
+                state.matcher = None
             else:
-                place.bits = bits
-        return place
+                state.bits = bits
+        return state
 
-    def _at(self, prefix: tuple[int, ...]) -> _Place:
-        place = self._places.get(prefix)
-        if place is None:
+    def _at(self, prefix: tuple[int, ...]) -> _PrefixState:
+        state = self._states.get(prefix)
+        if state is None:
             parent = self._at(prefix[:-1])
-            copy = _Place(None, failure=parent.failure)
+            copy = _PrefixState(None, failure=parent.failure)
             if parent.matcher is not None:
                 copy.matcher = parent.matcher.deep_copy()
-            place = self._after(copy, prefix[-1:])
-            self._places[prefix] = place
-        return place
+            state = self._after(copy, prefix[-1:])
+            self._states[prefix] = state
+        return state
 
-    def _after(self, place: _Place, ids: Sequence[int]) -> _Place:
-        """Return the state after further tokens; the matcher of `place` is used up. A grammar stays at its end."""
-        matcher = place.matcher
+    def _after(self, state: _PrefixState, ids: Sequence[int]) -> _PrefixState:
+        """Return the state after further tokens; the matcher of `state` is used up. A grammar stays at its end."""
+        matcher = state.matcher
         if matcher is None or matcher.try_consume_tokens(list(ids)) == len(ids) or _is_over(matcher):
-            return _Place(matcher, failure=place.failure)
+            return _PrefixState(matcher, failure=state.failure)
         failure = None
         if matcher.is_error():
             failure = self._failed(matcher)
-        return _Place(None, failure=failure)
+        return _PrefixState(None, failure=failure)
 
     def _failed(self, matcher: LLMatcher) -> str:
         self._grammar.retire()

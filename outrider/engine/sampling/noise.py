@@ -1,6 +1,6 @@
 """Random numbers as a function of where they are used: counter-based, without the state of a generator.
 
-A number is keyed by the request's seed and counted by (choice, position, purpose, round, candidate), so that a retry,
+A number is keyed by the request's seed and counted by (choice, position, purpose, round, sample index), so that a retry,
 another batch and another device give the same number. Drafters use the purposes DRAFT and OWN_DRAFT, the target's
 decision uses ACCEPT, and both use TARGET (`coupled.py`). NumPy makes the few numbers of a step on the host, whatever
 device the model is on.
@@ -54,21 +54,21 @@ def host_uniforms(
     positions: NDArray[np.uint64],
     purposes: NDArray[np.uint64] | NoiseStream,
     rounds: NDArray[np.uint64] | int = 0,
-    candidates: NDArray[np.uint64] | int = 0,
+    sample_indices: NDArray[np.uint64] | int = 0,
 ) -> NDArray[np.float64]:
     """Return N uniform numbers in the open interval (0, 1), 53 bits each: all arguments [N] uint64 -> [N] float64.
 
-    The key is the seed, the counter is (round, position, purpose + 256 choice, candidate). choices: which of the
+    The key is the seed, the counter is (round, position, purpose + 256 choice, sample index). choices: which of the
     request's `n` outputs it is, in [0, 2^24). positions: index of the token in the sequence, in [0, 2^32). rounds:
     number of committed tokens at which the round began, in [0, 2^32). Numbers of two rounds differ, since a rule may
-    use the number of a position and leave the position to the next round. candidates: number of a draft token among
-    several for a position, in [0, 2^32). Purposes, rounds and candidates may be single values for all.
+    use the number of a position and leave the position to the next round. sample_indices: number of a draft token among
+    several for a position, in [0, 2^32). Purposes, rounds and sample indices may be single values for all.
     """
     counter = np.zeros((4, seeds.size), dtype=np.uint64)  # [4, N]
     counter[0] = rounds
     counter[1] = positions
     counter[2] = choices << np.uint64(8) | np.uint64(purposes)
-    counter[3] = candidates
+    counter[3] = sample_indices
     key = np.stack((seeds & _WORD, seeds >> _SHIFT))  # [2, N]
     words = host_philox4x32(counter, key)  # [4, N]
     return unit_doubles(words[0], words[1])
@@ -110,12 +110,12 @@ def host_slot_uniforms(
     rounds: Sequence[int],
     positions: Sequence[int],
     purposes: Sequence[NoiseStream],
-    candidates: Sequence[int] | None = None,
+    sample_indices: Sequence[int] | None = None,
 ) -> NDArray[np.float64]:
     """Return a uniform number for each of P purposes and N slots, [P, N] float64 in (0, 1).
 
     params, positions: request's parameters and token position of each slot, [N]. rounds: number of committed tokens at
-    which each slot's round began, [N]. candidates: number of the draft token among several for the position, [N]; None
+    which each slot's round began, [N]. sample_indices: number of the draft token among several for the position, [N]; None
     = 0 for all.
 
     Make one call for all slots: it costs some 70 small operations of NumPy, however many numbers there are. If the
@@ -123,16 +123,16 @@ def host_slot_uniforms(
     """
     count = len(params)
     repeats = len(purposes)
-    if candidates is None:
+    if sample_indices is None:
         native = None
         if count * repeats <= FEW:
             native = loaded()
         if native is not None:
             return _one_by_one(native, params, rounds, positions, purposes)
-        candidates = [0] * count
+        sample_indices = [0] * count
     seeds = [own.seed for own in params]
     choices = [own.choice for own in params]
-    columns = np.array([seeds, choices, positions, rounds, candidates], dtype=np.uint64)  # [5, N]
+    columns = np.array([seeds, choices, positions, rounds, sample_indices], dtype=np.uint64)  # [5, N]
     kinds = np.repeat(np.array(purposes, dtype=np.uint64), count)  # [P * N]
     tiled = np.tile(columns, repeats)  # [5, P * N]
     return host_uniforms(tiled[0], tiled[1], tiled[2], kinds, tiled[3], tiled[4]).reshape(repeats, count)

@@ -199,11 +199,11 @@ class TokenDistribution:
         """Draw an id by the inverse CDF in the order of ids. u: uniform number in (0, 1). Raises EmptyDistribution."""
         return self.id_of(draw_index(self.weights, u))
 
-    def id_of(self, place: int) -> int:
-        """Return the token id of an entry. place: the entry's index."""
+    def id_of(self, index: int) -> int:
+        """Return the token id of an entry. index: the entry's index."""
         if self.ids is None:
-            return place
-        return int(self.ids[place])
+            return index
+        return int(self.ids[index])
 
     def index_of(self, token_id: int) -> int | None:
         """Return the index of a token id's entry; None if it has none."""

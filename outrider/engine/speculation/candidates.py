@@ -18,7 +18,7 @@ EncodedDistribution = tuple[Rows, int]
 """Distribution that was delivered and is not decoded yet: (distributions of one message, index of this one among
 them)."""
 Distribution = TokenDistribution | EncodedDistribution
-Source = TypeVar("Source")
+DrafterT = TypeVar("DrafterT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ def join(candidates: Sequence[CandidateTree], budget_items: Sequence[BudgetItem]
 
 
 def outcomes(
-    tree: DraftTree, ranks: Mapping[Source, Mapping[int, int]], path: Sequence[int], *, is_determined: bool
-) -> Iterator[tuple[Source, int | None]]:
+    tree: DraftTree, ranks: Mapping[DrafterT, Mapping[int, int]], path: Sequence[int], *, is_determined: bool
+) -> Iterator[tuple[DrafterT, int | None]]:
     """Compare each drafter's proposals with what the target accepted. At ROOT and at each accepted node, yield
     (drafter, rank) for each drafter whose children of that node were tested. rank: rank of the drafter's child that was
     accepted; None if none of its children was.
@@ -110,7 +110,7 @@ def outcomes(
     """
     for node, accepted in zip((ROOT, *path), (*path, None), strict=True):
         decisive = set[int]()  # children of earlier drafters whose acceptance ends the tests
-        for source, own in ranks.items():
+        for drafter, own in ranks.items():
             proposed = own.keys() & tree.children(node)
             likeliest = proposed
             if is_determined:
@@ -120,5 +120,5 @@ def outcomes(
                 rank = None
                 if accepted is not None:
                     rank = own.get(accepted)
-                yield source, rank
+                yield drafter, rank
             decisive |= likeliest

@@ -74,8 +74,10 @@ def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
         keys += own
     if not keys:
         return [[]] * len(counts)
-    params, starts, positions, candidates = zip(*keys, strict=True)
-    numbers: list[float] = host_slot_uniforms(params, starts, positions, [NoiseStream.DRAFT], candidates)[0].tolist()
+    params, starts, positions, sample_indices = zip(*keys, strict=True)
+    numbers: list[float] = host_slot_uniforms(params, starts, positions, [NoiseStream.DRAFT], sample_indices)[
+        0
+    ].tolist()
     uniforms_of_nodes = list[list[float]]()
     start = 0
     for count in counts:
@@ -134,19 +136,20 @@ def _draw(
     for u in numbers:
         if not weights.any():
             return
-        place = draw_index(weights, u)
-        weights[place] = 0.0
-        tree.add_child(distribution.node, token_distribution.id_of(place), NodeKind.SAMPLED, token_distribution)
-    num_keys = min(MAX_RANKS - len(numbers), int(np.count_nonzero(weights)))
-    if tree.plan.has_keys and num_keys > 0:
+        index = draw_index(weights, u)
+        weights[index] = 0.0
+        tree.add_child(distribution.node, token_distribution.id_of(index), NodeKind.SAMPLED, token_distribution)
+    num_recovery = min(MAX_RANKS - len(numbers), int(np.count_nonzero(weights)))
+    if tree.plan.has_recovery_nodes and num_recovery > 0:
         position = tree.committed_len + tree.depth(distribution.node)
         tree.add_ranked(
-            distribution.node, _keys(distribution.state.params, position, token_distribution, weights, num_keys)
+            distribution.node,
+            _recovery_ids(distribution.state.params, position, token_distribution, weights, num_recovery),
         )
 
 
-def _keys(
-    params: SamplingParams, position: int, token_distribution: TokenDistribution, weights: Weights, num_keys: int
+def _recovery_ids(
+    params: SamplingParams, position: int, token_distribution: TokenDistribution, weights: Weights, num_recovery: int
 ) -> list[int]:
     """Return the ids that the target most likely draws at a position where all drawn tokens are rejected.
 
@@ -161,7 +164,7 @@ def _keys(
         ids = token_distribution.ids[likely]
     u = uniforms(params, position, ids)
     order = np.argsort(np.log(-np.log(u)) - token_distribution.scores[likely])[
-        :num_keys
+        :num_recovery
     ]  # the largest score + Gumbel first
     return ids[order].tolist()  # type: ignore[no-any-return]
 

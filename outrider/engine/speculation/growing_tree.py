@@ -24,7 +24,7 @@ from outrider.engine.speculation.drawing import add_children
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup, NumberKey
 from outrider.engine.speculation.node_drafter import NodeDistribution
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.plan import Place, TreePlan
+from outrider.engine.speculation.plan import PathRanks, TreePlan
 from outrider.engine.speculation.ranks import MIN_PROB
 from outrider.engine.worker.jobs import JobError
 
@@ -43,7 +43,7 @@ class GrowingTree(Growth):
         self.plan = TreePlan(
             setup.speculation, setup.slot.params, setup.acceptance, drafter.supports_trees, drafter.is_block_drafter
         )
-        self.segments: dict[int, tuple[int, Place]] = {}
+        self.segments: dict[int, tuple[int, PathRanks]] = {}
         """Under `rejection`: segments[node] is (start, ranks) for the tokens that are drawn after a node or ROOT. A
         segment is a run of drawn tokens whose random numbers are keyed by the committed length `start` at which it
         begins. ranks: ranks of the nodes on the path from its beginning to this node."""
@@ -132,7 +132,7 @@ class GrowingTree(Growth):
             return False
         if self._setup.drafter.is_block_drafter and node != ROOT and self.ranks[node] and not self._num_required(node):
             return False
-        if self.plan.has_keys or num_ahead or self.kinds.get(node) is not NodeKind.SAMPLED:
+        if self.plan.has_recovery_nodes or num_ahead or self.kinds.get(node) is not NodeKind.SAMPLED:
             return True
         return bool(self.number_keys(node))
 
@@ -141,26 +141,26 @@ class GrowingTree(Growth):
 
     def _num_required(self, node: int, num_ahead: int = 0) -> int:
         """Return the number of children that the request fixes for the node `num_ahead` first children below a node."""
-        if not self.plan.places:
+        if not self.plan.num_children:
             return 0
         ranks = [self.ranks[ancestor] for ancestor in self.path(node)]
         ranks += [0] * num_ahead
-        return self.plan.places.get(tuple(ranks), 0)
+        return self.plan.num_children.get(tuple(ranks), 0)
 
     # what follows a node
 
     def number_keys(self, node: int) -> Sequence[NumberKey]:
         if self._is_determined:
             return ()
-        start, place = self._segment(node)
+        start, ranks = self._segment(node)
         num_sampled = 1
-        if self.plan.places:
-            num_sampled = self.plan.places.get(place, 0)
+        if self.plan.num_children:
+            num_sampled = self.plan.num_children.get(ranks, 0)
         position = self.committed_len + self.depth(node)
-        first = self.plan.first_candidate
+        first = self.plan.first_sample_index
         return [(self._slot.params, start, position, first + rank) for rank in range(num_sampled)]
 
-    def _segment(self, node: int) -> tuple[int, Place]:
+    def _segment(self, node: int) -> tuple[int, PathRanks]:
         # of the tokens that are drawn after a node: a new one after a recovery node, and where none goes on
         return self.segments.setdefault(node, (self.committed_len + self.depth(node), ()))
 
@@ -185,8 +185,8 @@ class GrowingTree(Growth):
         if distribution is not None:
             self.distributions[child] = distribution
         if not self._is_determined and kind is not NodeKind.RECOVERY:
-            start, place = self._segment(parent)
-            self.segments[child] = start, (*place, rank)
+            start, ranks = self._segment(parent)
+            self.segments[child] = start, (*ranks, rank)
         self.unsent.append(child)
         self._add_candidate(child)
         return child
@@ -216,7 +216,7 @@ class GrowingTree(Growth):
         once. This tells the target that no more draft tokens come. The target cannot tell by counting, since the tree
         may have fewer nodes than the request fixes.
         """
-        if self.plan.places and not self._named and not self.is_end_known:
+        if self.plan.num_children and not self._named and not self.is_end_known:
             self.is_end_known = True
             self.ended.append(ROOT)
 

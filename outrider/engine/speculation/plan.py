@@ -14,12 +14,12 @@ MAX_DEPTH = 12
 """Maximum depth of a tree below the last committed token, unless the request fixes a larger one."""
 MAX_FED = 96
 """Maximum number of nodes that one slot has in the cache at once."""
-CANDIDATES = 1 << 16
+SAMPLES_PER_DRAFT_WORKER = 1 << 16
 """Number of random numbers at a position that are set aside for each draft worker, since several may draft for one
 slot. It is larger than the number of children that a draft worker draws after a node."""
 
-Place = tuple[int, ...]
-"""Place of a node in a tree: ranks of the nodes on the path from the root to it, its own rank last; () for the root."""
+PathRanks = tuple[int, ...]
+"""Ranks of the nodes on the path from the root to it, its own rank last; () for the root."""
 
 
 class TreePlan:
@@ -37,25 +37,25 @@ class TreePlan:
         is_block_drafter: as in `NodeDrafter`.
         """
         self.acceptance = acceptance
-        self.first_candidate = CANDIDATES * speculation.draft_index
+        self.first_sample_index = SAMPLES_PER_DRAFT_WORKER * speculation.draft_index
         """Index of the first of the uniform random numbers that this draft worker uses at a position, one for each
         draft token that it draws there. Each draft worker has its own range, so that their draws are independent."""
         self._is_determined = params.is_deterministic
         self._is_narrow = not supports_trees or speculation.is_sequential
-        self.has_keys = not self._is_narrow and not params.is_deterministic and not is_block_drafter
+        self.has_recovery_nodes = not self._is_narrow and not params.is_deterministic and not is_block_drafter
         """Whether nodes get recovery nodes as children."""
-        self.places: Mapping[Place, int] = {}
-        """Number of children that the request fixes, by the place of their parent (the ranks on the path to it); empty
+        self.num_children: Mapping[PathRanks, int] = {}
+        """Number of children that the request fixes, by the ranks of their parent (the ranks on the path to it); empty
         if the request fixes none."""
         if speculation.tree is not None and supports_trees:
-            self.places = places_of(speculation.tree)
+            self.num_children = num_children_of(speculation.tree)
         elif speculation.is_fixed:  # a chain of 3: {(): 1, (0,): 1, (0, 0): 1}
-            self.places = {(0,) * depth: 1 for depth in range(speculation.max_depth)}
-        self.max_ranked = max([MAX_RANKS, *self.places.values()])
+            self.num_children = {(0,) * depth: 1 for depth in range(speculation.max_depth)}
+        self.max_ranked = max([MAX_RANKS, *self.num_children.values()])
         """Maximum number of children of a node."""
         named_depth = 0
-        for place in self.places:
-            named_depth = max(named_depth, len(place) + 1)
+        for ranks in self.num_children:
+            named_depth = max(named_depth, len(ranks) + 1)
         self.max_depth = max(MAX_DEPTH, named_depth)
         """Maximum depth of the tree below the last committed token."""
         if speculation.is_plain:
@@ -79,8 +79,8 @@ class TreePlan:
         return max(min_ranked, num_likely)
 
 
-def places_of(shape: TreeShape) -> dict[Place, int]:
-    """Return the number of children of each node of a requested tree shape. A node is given by its place: the ranks on
+def num_children_of(shape: TreeShape) -> dict[PathRanks, int]:
+    """Return the number of children of each node of a requested tree shape. A node is given by its ranks: the ranks on
     the path to it.
 
     A shape that gives only num_nodes gets the likeliest nodes. Their probabilities are the prior ones, not those
@@ -89,26 +89,26 @@ def places_of(shape: TreeShape) -> dict[Place, int]:
         widths (2, 1): {(): 2, (0,): 1, (1,): 1}
         num_nodes 3, prior 0.6, 0.24, ..: {(): 2, (0,): 1}, a chain of 2 and a sibling of its first node
     """
-    places: dict[Place, int] = {}
+    num_children: dict[PathRanks, int] = {}
     if shape.widths:
-        level: list[Place] = [()]
+        level: list[PathRanks] = [()]
         for width in shape.widths:
-            below = list[Place]()
-            for place in level:
-                places[place] = width
+            below = list[PathRanks]()
+            for ranks in level:
+                num_children[ranks] = width
                 for rank in range(width):
-                    below.append((*place, rank))
+                    below.append((*ranks, rank))
             level = below
-        return places
+        return num_children
     acceptance = SlotAcceptance(RankAcceptance())
-    heap: list[tuple[float, Place]] = [(-acceptance.prob(0), (0,))]  # negated probabilities
+    heap: list[tuple[float, PathRanks]] = [(-acceptance.prob(0), (0,))]  # negated probabilities
     for _ in range(shape.num_nodes):
-        negated, place = heapq.heappop(heap)
-        parent = place[:-1]
-        rank = place[-1]
-        places[parent] = rank + 1
+        negated, ranks = heapq.heappop(heap)
+        parent = ranks[:-1]
+        rank = ranks[-1]
+        num_children[parent] = rank + 1
         negated_parent = negated / acceptance.prob(rank)
         heapq.heappush(heap, (negated_parent * acceptance.prob(rank + 1), (*parent, rank + 1)))
-        if len(place) < shape.depth:
-            heapq.heappush(heap, (negated * acceptance.prob(0), (*place, 0)))
-    return places
+        if len(ranks) < shape.depth:
+            heapq.heappush(heap, (negated * acceptance.prob(0), (*ranks, 0)))
+    return num_children

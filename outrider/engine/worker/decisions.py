@@ -17,7 +17,7 @@ from outrider.wire.requests.scheduling import Scheduling
 class Need(Enum):
     """What a slot needs from the next forward."""
 
-    STEP = auto()
+    RUN = auto()
     """The slot's step: a verify, or the feeding of draft tokens, is ready to run."""
     PREFILL = auto()
     """Feeding of the slot's prompt: no step was requested yet, or the requested step waits for a proposal."""
@@ -67,7 +67,7 @@ class SlotState(NamedTuple):
     @property
     def is_waiting(self) -> bool:
         """Whether the slot waits to be admitted or prefilled."""
-        if self.want is Need.STEP:
+        if self.want is Need.RUN:
             return bool(not self.num_blocks or self.num_to_feed)
         return self.want is Need.PREFILL and bool(self.num_to_feed)
 

@@ -29,7 +29,7 @@ MAX_CONSECUTIVE_FAULTS = 3
 it."""
 LOADING_GRACE_S = 5.0
 """Seconds that a load has to raise its own, more precise error after `EngineThread.fail` was called during it."""
-MEMORY_S = 300.0
+PERIOD_S = 300.0
 """Seconds after which `StepTimes` begins a new period. The longest steps of the present period and of the one before it
 are remembered."""
 
@@ -61,9 +61,9 @@ class StepTimes:
         """Record a step that did some work and took `seconds`."""
         now = self._clock()
         elapsed_s = now - self._since_s
-        if elapsed_s >= MEMORY_S:
+        if elapsed_s >= PERIOD_S:
             longest_before_s = self._longest_s
-            if elapsed_s >= 2 * MEMORY_S:
+            if elapsed_s >= 2 * PERIOD_S:
                 longest_before_s = 0.0
             self._longest_before_s = longest_before_s
             self._longest_s = 0.0
@@ -74,7 +74,7 @@ class StepTimes:
 
     @property
     def longest_s(self) -> float:
-        """Duration of the longest step of the last `MEMORY_S` to 2 * `MEMORY_S` seconds; 0 before the first step."""
+        """Duration of the longest step of the last `PERIOD_S` to 2 * `PERIOD_S` seconds; 0 before the first step."""
         return max(self._longest_s, self._longest_before_s)
 
     @property

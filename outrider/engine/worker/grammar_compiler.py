@@ -41,7 +41,7 @@ class GrammarCompiler:
         self._thread = _create_thread()
         self._waiting: list[_Compile] = []
         self._running: _Compile | None = None
-        self._acceptance = VirtualTokens()
+        self._served = VirtualTokens()
         """Compile time per caller, in seconds."""
 
     async def compile(self, grammars: Grammars, text: str, scheduling: Scheduling) -> Grammar | None:
@@ -68,8 +68,8 @@ class GrammarCompiler:
     def _grant(self) -> None:
         if self._running is not None or not self._waiting:
             return
-        self._acceptance.wait({job.scheduling.caller: job.scheduling.weight for job in self._waiting}, ())
-        self._running = min(self._waiting, key=lambda job: self._acceptance.served(job.scheduling.caller))
+        self._served.wait({job.scheduling.caller: job.scheduling.weight for job in self._waiting}, ())
+        self._running = min(self._waiting, key=lambda job: self._served.served(job.scheduling.caller))
         self._waiting.remove(self._running)
         self._running.granted.set_result(None)
 
@@ -85,8 +85,8 @@ class GrammarCompiler:
             work.exception()  # retrieved here, as no caller may wait for it any more
         caller, weight = job.scheduling.caller, job.scheduling.weight
         waiting = {other.scheduling.caller: other.scheduling.weight for other in self._waiting}
-        self._acceptance.wait({**waiting, caller: weight}, ())
-        self._acceptance.add_served(caller, time.monotonic() - began_s)
+        self._served.wait({**waiting, caller: weight}, ())
+        self._served.add_served(caller, time.monotonic() - began_s)
         self._running = None
         self._grant()
 

@@ -111,15 +111,15 @@ class _Plan:
     def __init__(self, states: Sequence[SlotState], num_free: int, block_size: int) -> None:
         self.decisions: list[Decision] = []
         self.preempted: list[Preempt] = []
-        self._demands = states
+        self._states = states
         self._num_free = num_free
         self._block_size = block_size
 
     def run(self) -> int:
         """Decide to run the ready slots that hold blocks; return the number of tokens that they feed."""
         num_tokens = 0
-        for index, state in enumerate(self._demands):
-            if state.want is not Need.STEP or not state.num_blocks or state.num_to_feed or self.preempted:
+        for index, state in enumerate(self._states):
+            if state.want is not Need.RUN or not state.num_blocks or state.num_to_feed or self.preempted:
                 continue
             missing = self._missing(state, state.num_after)
             if missing > self._num_free:
@@ -134,7 +134,7 @@ class _Plan:
     def num_expected(self) -> int:
         """Return the number of tokens that the slots that are now between two steps will feed in their next one."""
         num_tokens = 0
-        for state in self._demands:
+        for state in self._states:
             if state.want in (Need.NOTHING, Need.PREFILL) and state.num_blocks and not state.num_to_feed:
                 # Draft tokens of the last step may still be in the slot's cache.
                 num_tokens += max(1, state.num_after - state.num_cached)
@@ -151,7 +151,7 @@ class _Plan:
         num_fed = 0
         no_memory = False  # for an admission: no later slot may be admitted either
         for index in waiting:
-            state = self._demands[index]
+            state = self._states[index]
             if self.preempted:
                 return
             budget = decode_budget - num_fed
@@ -184,11 +184,11 @@ class _Plan:
         callers = set[bytes]()
         num_running = 0
         num_waiting = 0
-        for state in self._demands:
+        for state in self._states:
             if state.has_memory and not state.num_to_feed:
                 num_running += 1
                 callers.add(state.scheduling.caller)
-            elif state.want in (Need.STEP, Need.PREFILL) and state.num_to_feed and state.num_to_read <= short:
+            elif state.want in (Need.RUN, Need.PREFILL) and state.num_to_feed and state.num_to_read <= short:
                 num_waiting += 1
                 callers.add(state.scheduling.caller)
         if num_running and len(callers) > 1:
@@ -230,7 +230,7 @@ class _Plan:
         Dormant slots reserve nothing: they are preempted when their blocks are needed.
         """
         num_spare = self._num_free
-        for state in self._demands:
+        for state in self._states:
             if not state.has_memory:
                 continue
             num_spare -= self._reserve(state)
@@ -252,11 +252,11 @@ class _Plan:
 
     def _preempt_for(self, num_blocks: int, index: int) -> None:
         """Preempt dormant slots, then slots younger than the one at `index`, the youngest first."""
-        younger = [state for state in reversed(self._demands[index + 1 :]) if state.has_memory]
+        younger = [state for state in reversed(self._states[index + 1 :]) if state.has_memory]
         self._preempt(num_blocks, [*self._dormant(), *younger])
 
     def _dormant(self) -> list[SlotState]:
-        return [state for state in self._demands if state.want is Need.DORMANT and state.num_blocks]
+        return [state for state in self._states if state.want is Need.DORMANT and state.num_blocks]
 
     def _preempt(self, num_blocks: int, victims: Sequence[SlotState]) -> None:
         """Preempt `victims` in order until `num_blocks` are free; preempt none when all of them do not hold enough."""

@@ -39,7 +39,7 @@ from outrider.wire.transport.host import new_epoch
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, max_control_bytes
 from outrider.wire.transport.serving import AddServices, ServerThread
-from outrider.wire.transport.tls import CertificateFolder, part_certificates
+from outrider.wire.transport.tls import CertificateFolder, role_certificates
 
 
 @dataclass
@@ -275,7 +275,7 @@ def start(
     """
     check_free(config.host, config.port, "--port")
     check_free(config.host, config.metrics_port or 0, "--metrics-port")
-    certificates = part_certificates(config.tls_dir, Role(name), config.host)
+    certificates = role_certificates(config.tls_dir, Role(name), config.host)
     metrics, server = WorkerMetrics(name), ServerThread()
     made: list[tuple[WorkerBase[State], WorkerParts]] = []
     torch.set_num_threads(num_threads)

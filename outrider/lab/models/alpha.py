@@ -25,7 +25,7 @@ from outrider.drafting.translation import create_translation
 from outrider.engine.drafter_table import TEXT_TABLES
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.families import HeadFamily, family_of
+from outrider.engine.heads.kinds import HeadKind, kind_of
 from outrider.engine.sampling.count_distribution import distribution_of_counts
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.token_distribution import TokenDistribution
@@ -198,8 +198,8 @@ def load_draft(target: DistributionModel, source: str, task: Task, longest: int)
 
     Raises ConfigError for a head, and for a draft that is not compatible with the target.
     """
-    family = _check_model(source)
-    if family.name != MODEL or target.runner.facts.decoder_start_ids:
+    kind = _check_model(source)
+    if kind.name != MODEL or target.runner.facts.decoder_start_ids:
         check_same_tokens(task.target, source)
     num_tokens = longest
     if not have_same_tokens(task.target, source):
@@ -219,14 +219,14 @@ def load_draft(target: DistributionModel, source: str, task: Task, longest: int)
     return draft
 
 
-def _check_model(source: str) -> HeadFamily:
-    family = family_of(Checkpoint(source))
-    if family.network is not None:
+def _check_model(source: str) -> HeadKind:
+    kind = kind_of(Checkpoint(source))
+    if kind.network is not None:
         raise ConfigError(
-            f"--draft {source}: a draft of the kind {family.name}, which alpha does not measure; it takes models. What "
+            f"--draft {source}: a draft of the kind {kind.name}, which alpha does not measure; it takes models. What "
             "a head is worth, `outrider train-head` reports and `outrider up` shows as spec_acceptance_rate"
         )
-    return family
+    return kind
 
 
 def _check_len(model: DistributionModel, longest: int, task: Task) -> None:

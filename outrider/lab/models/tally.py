@@ -51,30 +51,32 @@ class Estimate:
         mean = sum(map(sum, prompts)) / num
         if len(prompts) < 2:
             return cls(mean, None)
-        return cls(mean, half_width(moves(prompts, mean)))
+        return cls(mean, half_width(influences(prompts, mean)))
 
 
-def moves(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
+def influences(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]:
     """Return the influence of each prompt on the mean of all values: (sum of the prompt's values - mean * number of the
     prompt's values) / number of all values.
 
     by_prompt[i]: the values of prompt i, one per token. mean: the mean of all values.
     """
     num = sum(map(len, by_prompt))
-    moves = []
+    influences = []
     for values in by_prompt:
-        moves.append((sum(values) - mean * len(values)) / num)
-    return moves
+        influences.append((sum(values) - mean * len(values)) / num)
+    return influences
 
 
-def half_width(moves: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of a mean over the tokens of several prompts. moves: result
-    of the function `moves` for at least two prompts.
+def half_width(influences: Sequence[float]) -> float:
+    """Return half the width of the 95 % confidence interval of a mean over the tokens of several prompts. influences: result
+    of the function `influences` for at least two prompts.
 
     The variance is the linearised variance of a ratio of sums, or of a difference of such ratios (Cochran, "Sampling
     techniques", section 6.4).
     """
-    return 1.96 * math.sqrt(sum(move * move for move in moves) * len(moves) / (len(moves) - 1))
+    return 1.96 * math.sqrt(
+        sum(influence * influence for influence in influences) * len(influences) / (len(influences) - 1)
+    )
 
 
 @dataclass(frozen=True)

@@ -229,14 +229,14 @@ def show_money(money: Money, commands: Mapping[str, str], console: Console) -> N
     )
     cheapest = set[str]()
     for row in money.rows:
-        console.print(verdict(row), markup=False, soft_wrap=not console.is_terminal)
+        console.print(conclusion(row), markup=False, soft_wrap=not console.is_terminal)
         cheapest.update(row.cheapest)
     for name, command in commands.items():
         if name in cheapest:
             console.print(f"{name}: {command}", markup=False, soft_wrap=not console.is_terminal)
 
 
-def verdict(row: LoadPrices) -> str:
+def conclusion(row: LoadPrices) -> str:
     """Return a sentence that names the cheapest deployments at one concurrency, or says that none can be named."""
     gains = row.gains_for_money
     cheapest = row.cheapest

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
-FORM = "W,N,G, such as 5,4,5: a window of 5 columns, n-grams of 4 tokens, 5 of them verified at once"
+SYNTAX = "W,N,G, such as 5,4,5: a window of 5 columns, n-grams of 4 tokens, 5 of them verified at once"
 """Description of the text that the setting `lookahead` takes ("W,N,G"), for errors and documents."""
 _NUMBERS = re.compile(r"([0-9]{1,2}),([0-9]{1,2}),([0-9]{1,2})")
 _MIN_NGRAM = 3
@@ -35,10 +35,10 @@ class LookaheadShape(NamedTuple):
         """
         numbers = _NUMBERS.fullmatch(text)
         if numbers is None:
-            raise ValueError(f"write {FORM}")
+            raise ValueError(f"write {SYNTAX}")
         shape = cls(*map(int, numbers.groups()))
         if shape.window < 1 or shape.ngram < _MIN_NGRAM or shape.max_ngrams < 1:
-            raise ValueError(f"W and G are at least 1 and N {_MIN_NGRAM}; write {FORM}")
+            raise ValueError(f"W and G are at least 1 and N {_MIN_NGRAM}; write {SYNTAX}")
         if shape.max_nodes > MAX_DRAFT_TOKENS:
             raise ValueError(
                 f"a step feeds up to (W + G) (N - 1) - 1 = {shape.max_nodes} tokens more with it, at most "

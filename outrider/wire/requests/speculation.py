@@ -24,7 +24,7 @@ expected from a step's draft tokens, or that was measured in a trial of a draft 
 estimate leaves out costs (messages, memory bandwidth that others use) of 5 to 10 % of a step, measured with 8 to 64
 slots on two cores. With 1.1, eight slots were 0.91 times as fast as plain decoding. With 1.4, draft tokens that would
 make decoding faster are not used."""
-MAX_DRAFTS = 8
+MAX_DRAFT_WORKERS = 8
 """Maximum number of draft workers of one choice."""
 
 AUTO: Final = "auto"
@@ -182,7 +182,7 @@ class Speculation:
         tree = None
         if message.HasField("tree"):
             tree = TreeShape.from_proto(message.tree)
-        Range(0, MAX_DRAFTS - 1).check("draft_index", message.draft_index)
+        Range(0, MAX_DRAFT_WORKERS - 1).check("draft_index", message.draft_index)
         if tree is not None:
             Range(0, message.max_draft_tokens).check("nodes of tree", tree.max_nodes)
         return cls(

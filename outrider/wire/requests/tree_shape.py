@@ -10,7 +10,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import MAX_DRAFT_TOKENS
 
-FORMS = 'children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4'
+SYNTAX = 'children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4'
 """Description of the texts that `TreeShape.parse` accepts, for errors and documents."""
 _WIDTHS = re.compile(r"[0-9]{1,4}(x[0-9]{1,4}){0,63}")
 _BEST = re.compile(r"best:([0-9]{1,4})x([0-9]{1,4})")
@@ -33,7 +33,7 @@ class TreeShape:
 
     @classmethod
     def parse(cls, text: str, name: str = "tree") -> TreeShape:
-        """Parse a text such as "4x2x1" or "best:12x4" (see FORMS). name: name of the parameter, for errors. Raises
+        """Parse a text such as "4x2x1" or "best:12x4" (see SYNTAX). name: name of the parameter, for errors. Raises
         InvalidRequest for any other text.
         """
         best = _BEST.fullmatch(text)
@@ -42,7 +42,7 @@ class TreeShape:
         elif _WIDTHS.fullmatch(text):
             shape = cls(widths=tuple(map(int, text.split("x"))))
         else:
-            raise InvalidRequest(f"{name} is {text[:100]!r}; write {FORMS}", param=name)
+            raise InvalidRequest(f"{name} is {text[:100]!r}; write {SYNTAX}", param=name)
         shape.check(name)
         return shape
 
@@ -81,7 +81,7 @@ class TreeShape:
         if len(numbers) > MAX_DRAFT_TOKENS or not all(1 <= number <= MAX_DRAFT_TOKENS for number in numbers):
             raise InvalidRequest(
                 f"{name} is {str(self)[:100]}: its numbers, and how many there are, must be from 1 to "
-                f"{MAX_DRAFT_TOKENS}; write {FORMS}",
+                f"{MAX_DRAFT_TOKENS}; write {SYNTAX}",
                 param=name,
             )
         if self.max_nodes > MAX_DRAFT_TOKENS:

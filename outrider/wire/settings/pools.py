@@ -27,7 +27,7 @@ from outrider.wire.settings.variables import suggest
 
 Values = dict[str, Any]
 """Settings by name, as the user's file gives them. Their values are not checked yet."""
-_Part = TypeVar("_Part", bound=WorkerConfig | GatewayConfig)
+_Settings = TypeVar("_Settings", bound=WorkerConfig | GatewayConfig)
 MAX_COUNT = 1000
 """Largest value of `count`, `min` and `max` of a pool, which are numbers of workers."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -170,7 +170,7 @@ def read_pools(targets: Mapping[str, Any], drafts: Mapping[str, Any]) -> tuple[P
     return tuple(pools)
 
 
-def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence[str] = ()) -> _Part:
+def read_section(name: str, cls: type[_Settings], values: object, other_names: Sequence[str] = ()) -> _Settings:
     """Return the settings of a process as an instance of class `cls`. Settings that `values` does not have are taken
     from environment variables.
 
@@ -183,7 +183,7 @@ def read_part(name: str, cls: type[_Part], values: object, other_names: Sequence
         raise ConfigError(
             f"{name}.{unknown[0]} is no setting; {suggest(unknown[0], [*cls.model_fields, *other_names])}"
         )
-    check_variables(cls)  # before `load`: errors on variables do not need the part's name
+    check_variables(cls)  # before `load`: errors on variables do not need the section's name
     texts: dict[str, str | None] = {}
     for key, value in given.items():
         texts[key] = None if value is None else str(value)
@@ -234,13 +234,13 @@ def _pool(role: Role, name: str, values: object, targets: Mapping[str, Pool]) ->
     own["role"] = role
     if role == "target":
         own["model_name"] = given.pop("model_name", None)
-        own["worker"] = read_part(setting, TargetConfig, given, [*_SIZE, "model_name"])
+        own["worker"] = read_section(setting, TargetConfig, given, [*_SIZE, "model_name"])
     else:
         served = _read_serves(setting, given, tuple(targets))
         own["serves"] = served
         if served:
             _fill_draft_models(given, targets[served[0]].worker.model)
-        own["worker"] = read_part(setting, DraftConfig, given, [*_SIZE, "serves"])
+        own["worker"] = read_section(setting, DraftConfig, given, [*_SIZE, "serves"])
     pool: Pool = read_model(setting, Pool, own)
     _check_several(pool)
     return pool

@@ -19,7 +19,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.requests.drafters import TABLE_DRAFTERS, Drafter
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, Seconds, TargetConfig, WorkerConfig
 from outrider.wire.settings.cores import Role
-from outrider.wire.settings.pools import Pool, Values, mapping, read_model, read_part, read_pools
+from outrider.wire.settings.pools import Pool, Values, mapping, read_model, read_pools, read_section
 
 _ROLES: tuple[Role, ...] = ("target", "draft")
 """Keys of a system's file whose values are one pool each. (Under "targets" and "drafts" there are several by name.)"""
@@ -150,12 +150,12 @@ class SystemConfig:
         return system
 
     @property
-    def targets(self) -> list[Pool]:
+    def target_pools(self) -> list[Pool]:
         """The pools of targets."""
         return [pool for pool in self.pools if pool.role == "target"]
 
     @property
-    def drafts(self) -> list[Pool]:
+    def draft_pools(self) -> list[Pool]:
         """The pools of drafts."""
         return [pool for pool in self.pools if pool.role == "draft"]
 
@@ -167,7 +167,7 @@ class SystemConfig:
         if self.ray is None or self.ray.name is None:
             return []
         split = list[Pool]()
-        for pool in self.targets:
+        for pool in self.target_pools:
             if isinstance(pool.worker, TargetConfig) and pool.worker.tensor_parallel > 1:
                 split.append(pool)
         return split
@@ -178,8 +178,8 @@ class SystemConfig:
         """
         return json.dumps(
             {
-                "targets": {pool.name: pool.values() for pool in self.targets},
-                "drafts": {pool.name: pool.values() for pool in self.drafts},
+                "targets": {pool.name: pool.values() for pool in self.target_pools},
+                "drafts": {pool.name: pool.values() for pool in self.draft_pools},
                 "ray": self.ray and self.ray.model_dump(exclude_unset=True),
                 "scaling": self.scaling.model_dump(exclude_unset=True),
                 "gateways": self.gateways,
@@ -191,12 +191,12 @@ class SystemConfig:
     def _check_drafter(self, drafter: Drafter) -> None:
         # Refuses a default drafter that no worker of this system has.
         own = drafter.own
-        if drafter.needs_pools and len(self.drafts) < 2:
-            num_pools = "one pool" if self.drafts else "no pool"
+        if drafter.needs_pools and len(self.draft_pools) < 2:
+            num_pools = "one pool" if self.draft_pools else "no pool"
             raise ConfigError(f"gateway.drafter is {drafter} and there is {num_pools} of drafts; name two")
         if own is None:
             return
-        if drafter.needs_draft_worker and not self.drafts:
+        if drafter.needs_draft_worker and not self.draft_pools:
             raise ConfigError(f"gateway.drafter is {drafter} and there is no draft; add one, or say {own}")
         if own.reads_text and not self._has_text_for(own):
             raise ConfigError(
@@ -214,7 +214,7 @@ class SystemConfig:
 
     def _check_plain(self) -> None:
         # Refuses settings that only Ray implements.
-        if len(self.targets) > 1:
+        if len(self.target_pools) > 1:
             raise ConfigError("without Ray there is one pool of targets; leave --no-ray out")
         for pool in self.pools:
             for name, is_given in (
@@ -237,7 +237,7 @@ def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
     """
     for name in _FROM_ADDRESSES & set(values):
         raise ConfigError(f"gateway.{name} is {values[name]!r}: it follows from where the workers run; leave it out")
-    return read_part("gateway", GatewayConfig, {**values, **dict.fromkeys(FROM_POOLS), **workers})
+    return read_section("gateway", GatewayConfig, {**values, **dict.fromkeys(FROM_POOLS), **workers})
 
 
 class _Loader(yaml.SafeLoader):

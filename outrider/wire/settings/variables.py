@@ -51,7 +51,7 @@ def check_names(cls: type[BaseSettings], parts: Sequence[type[BaseSettings]]) ->
     for name, key in variables.items():
         if name not in cls.model_fields:
             known = _variables_of(cls)
-            raise ConfigError(f"{key} is no setting of the {part_of(cls)}; {suggest(key.upper(), known)}")
+            raise ConfigError(f"{key} is no setting of the {process_of(cls)}; {suggest(key.upper(), known)}")
     _check_other_variables(parts)
 
 
@@ -77,7 +77,7 @@ def _is_of_kubernetes(key: str) -> bool:
     return bool(_SERVICE_VARIABLE.search(key)) or os.environ[key].startswith(("tcp://", "udp://", "sctp://"))
 
 
-def part_of(cls: type[BaseSettings]) -> str:
+def process_of(cls: type[BaseSettings]) -> str:
     """Return the name of the process whose settings a class holds: target, draft or gateway."""
     return str(cls.model_config["env_prefix"]).removeprefix("OUTRIDER_").removesuffix("_").lower()
 

@@ -23,7 +23,7 @@ WINDOW_S = 60
 """Length in seconds of the time window over which `spec_acceptance_rate` is computed."""
 
 
-class AcceptanceWindow:
+class RecentAcceptance:
     """Acceptance rate of one pair of models over the last 60 s. Tokens are counted per whole second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,19 +60,19 @@ class AcceptanceWindow:
 
 
 class AcceptanceRates(Collector):
-    """Prometheus collector of the gauge `spec_acceptance_rate`. It has one AcceptanceWindow per pair of models."""
+    """Prometheus collector of the gauge `spec_acceptance_rate`. It has one RecentAcceptance per pair of models."""
 
     def __init__(self) -> None:
-        self._windows: dict[tuple[str, str], AcceptanceWindow] = {}
+        self._recent: dict[tuple[str, str], RecentAcceptance] = {}
         """By (target, draft)."""
 
-    def of(self, target: str, draft: str) -> AcceptanceWindow:
+    def of(self, target: str, draft: str) -> RecentAcceptance:
         """Return the window of a pair of models, given their names. It is created if there is none."""
-        return self._windows.setdefault((target, draft), AcceptanceWindow())
+        return self._recent.setdefault((target, draft), RecentAcceptance())
 
     def forget(self, target: str, draft: str) -> None:
         """Remove the window of a pair of models that is no longer served."""
-        self._windows.pop((target, draft), None)
+        self._recent.pop((target, draft), None)
 
     def collect(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(
@@ -81,8 +81,8 @@ class AcceptanceRates(Collector):
             "NaN when nothing was drafted in that time.",
             labels=["target", "draft"],
         )
-        for pair, window in list(self._windows.items()):
-            family.add_metric(pair, window.rate())
+        for pair, recent in list(self._recent.items()):
+            family.add_metric(pair, recent.rate())
         yield family
 
 
@@ -343,7 +343,7 @@ class PairMetrics:
 
     def __init__(self, metrics: GatewayMetrics, target: str, draft: str) -> None:
         pair = {"target": target, "draft": draft}
-        self.window = metrics.rates.of(target, draft)
+        self.recent_acceptance = metrics.rates.of(target, draft)
         self.draft_tokens: Counter = metrics.draft_tokens.labels(**pair)
         self.accepted_tokens: Counter = metrics.accepted_tokens.labels(**pair)
         self.rounds: Counter = metrics.rounds.labels(**pair)

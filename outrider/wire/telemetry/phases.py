@@ -30,18 +30,18 @@ def log_phase(text: str) -> None:
     log.info("%s%s", _member, text)
 
 
-def phase_in(part: str, line: str) -> tuple[str, str] | None:
+def phase_in(process: str, line: str) -> tuple[str, str] | None:
     """Return (worker name, phase) if a log line, in text or JSON, reports that a phase of a worker's start begins. None
     = the line reports anything else.
 
-    part: name of the process that wrote the log, which is returned as the worker's name if the line names no worker.
+    process: name of the process that wrote the log, which is returned as the worker's name if the line names no worker.
     """
     text = _phase_text(line)
     if text is None:
         return None
     named = _OF_MEMBER.fullmatch(text)
     if named is None:
-        return part, text
+        return process, text
     return named[1], named[2]
 
 

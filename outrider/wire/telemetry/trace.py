@@ -163,7 +163,7 @@ class Spans:
         if span is None:
             return None
         span.end(end_ns, attributes, error)
-        return span.place
+        return span.context
 
     def close(self) -> None:
         """Send the spans that are not sent yet, waiting at most CLOSE_S seconds. Idempotent."""
@@ -190,14 +190,14 @@ class Spans:
 class OpenSpan:
     """A span that has begun and has not ended yet."""
 
-    __slots__ = ("_span", "_spans", "_start_ns", "place")
+    __slots__ = ("_span", "_spans", "_start_ns", "context")
 
     def __init__(self, spans: Spans, span: Any, start_ns: int) -> None:
         self._spans = spans
         self._span = span
         self._start_ns = start_ns
         own = span.get_span_context()
-        self.place = TraceParent(own.trace_id, own.span_id, True)
+        self.context = TraceParent(own.trace_id, own.span_id, True)
         """Ids of this span, to be given to its children as their parent."""
 
     def end(self, end_ns: int, attributes: Attributes, error: str | None = None, name: str | None = None) -> None:

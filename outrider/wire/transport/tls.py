@@ -238,7 +238,7 @@ class CertificateFolder:
         return ConfigError(f"{self._setting}: {message}", param=self._setting)
 
 
-def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = None) -> CertificateFolder | None:
+def role_certificates(tls_dir: str | None, role: Role, listens_on: str | None = None) -> CertificateFolder | None:
     """Return the certificates of a part of the system for its connections with other parts; None = `tls_dir` is None.
 
     tls_dir: the setting. role: the part. listens_on: host on which the part listens; if there is no TLS and other

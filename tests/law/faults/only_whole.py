@@ -9,7 +9,7 @@ candidates = DraftChooser.candidates
 
 def whole(self, lease):
     found = candidates(self, lease)
-    num_named = min(lease.speculation.num_draft_tokens, lease.max_drafts)
+    num_named = min(lease.speculation.num_draft_tokens, lease.max_depth)
     num_here = sum(len(own.tree) for own in found.trees.values())
     return found if num_here >= num_named else Candidates(lease)
 

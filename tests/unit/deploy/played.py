@@ -93,7 +93,7 @@ class Stage:
         self.workers[member] = PlayedWorker()
         return self.workers[member]
 
-    def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, PlayedWorker]]:
+    def take_over(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, PlayedWorker]]:
         by_name = {pool.name: pool for pool in pools}
         return {name: (by_name[pool], self.create(by_name[pool], name)) for name, pool in self._left_behind.items()}
 

@@ -194,7 +194,7 @@ def test_a_start_that_fails_ends_only_what_it_started() -> None:
     stage.workers["target-chat-1"].next = StartFailure("no such model")
     with pytest.raises(ConfigError):
         stage.tick()
-    stage.fleet.end_all(keeps_adopted=True)
+    stage.fleet.end_all(keeps_taken_over=True)
     assert {name: worker.is_killed for name, worker in stage.workers.items()} == {
         "target-chat-0": False,
         "target-chat-1": True,

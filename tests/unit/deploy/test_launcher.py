@@ -61,7 +61,7 @@ def test_a_missing_machine_for_a_needed_worker_is_the_end(launcher: Launcher) ->
 def test_targets_start_without_drafts_whose_machine_is_away_and_these_follow(launcher: Launcher) -> None:
     played = PlayedCluster([ClusterNode(1, 0, {"role": "target"})])
     cluster = cast("Cluster", played)
-    (drafts,) = CONFIG.drafts
+    (drafts,) = CONFIG.draft_pools
     placements = launcher._place(cluster)
     assert list(placements) == ["chat"]
     with pytest.raises(ConfigError, match="with role=draft"):

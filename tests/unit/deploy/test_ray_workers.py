@@ -81,7 +81,7 @@ def test_a_worker_of_other_settings_drains_before_it_is_ended(monkeypatch: pytes
     ray.actors["other/changed/1"] = PlayedActor("of another system", specs["changed"], ray.calls)
     monkeypatch.setattr(ray_workers, "_ray", lambda: ray)
     workers = RayWorkers("mine", lambda _: PLACEMENT, is_lasting=True, is_local=False, folder=None)
-    assert set(workers.adopt(pools.values())) == {"target-kept-0"}
+    assert set(workers.take_over(pools.values())) == {"target-kept-0"}
     assert ray.calls == [
         ("kill", "silent"),
         ("drain changed", 5.0),

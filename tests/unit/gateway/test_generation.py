@@ -8,10 +8,10 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from gateway.admission.unchecked_request import UncheckedRequest
-from gateway.api.forms.messages_form import MessageForm
-from gateway.api.forms.responses_form import ResponseForm
-from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.openai_responses import ChatForm, join_outputs
+from gateway.api.layers.messages_writer import MessageWriter
+from gateway.api.layers.responses_schemas import ResponsesBody
+from gateway.api.layers.responses_writer import ResponseWriter
+from gateway.api.openai_responses import ChatWriter, join_outputs
 from gateway.api.schemas.openai import ChatBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.generation import GenerationRequest, RoundOutput, ServedFacts
@@ -78,23 +78,23 @@ def rounds_of(request: GenerationRequest, tokenizer: Tokenizer, ids: Sequence[in
 
 
 def whole(request: GenerationRequest, tokenizer: Tokenizer, outputs: list[RoundOutput]) -> dict[str, Any]:
-    form = ChatForm(tokenizer, False, [request.reading])
-    choice = form.choice(0, join_outputs(outputs))
+    writer = ChatWriter(tokenizer, False, [request.reading])
+    choice = writer.choice(0, join_outputs(outputs))
     usage = outputs[-1].usage
     assert usage is not None
-    counts = {"tokens": usage.num_completion_tokens, "reasoning": form.num_reasoning_tokens}
+    counts = {"tokens": usage.num_completion_tokens, "reasoning": writer.num_reasoning_tokens}
     calls = [each["function"] for each in choice["message"].get("tool_calls", ())]
     return {**choice, **counts, "message": {**choice["message"], "tool_calls": calls}}
 
 
 def streamed(request: GenerationRequest, tokenizer: Tokenizer, outputs: list[RoundOutput]) -> dict[str, Any]:
     """What a client puts together."""
-    form = ChatForm(tokenizer, False, [request.reading])
+    writer = ChatWriter(tokenizer, False, [request.reading])
     texts = {"content": "", "reasoning_content": ""}
     calls: dict[int, dict[str, str]] = {}
     ending: dict[str, Any] = {}
     for index, output in enumerate(outputs):
-        chunk = form.chunk(0, output, first=index == 0) or {"delta": {}}
+        chunk = writer.chunk(0, output, first=index == 0) or {"delta": {}}
         for name in texts:
             texts[name] += chunk["delta"].get(name) or ""
         for call in chunk["delta"].get("tool_calls", ()):
@@ -102,7 +102,7 @@ def streamed(request: GenerationRequest, tokenizer: Tokenizer, outputs: list[Rou
             own["name"] += call["function"].get("name", "")
             own["arguments"] += call["function"]["arguments"]
         ending = {name: chunk.get(name) for name in ("finish_reason", "stop_reason")}
-    return {**texts, **ending, "calls": list(calls.values()), "reasoning": form.num_reasoning_tokens}
+    return {**texts, **ending, "calls": list(calls.values()), "reasoning": writer.num_reasoning_tokens}
 
 
 async def told(words: Sequence[str], script: Sequence[str] | None = None, **fields: Any) -> dict[str, Any]:
@@ -191,12 +191,12 @@ async def test_parts_are_the_same_on_every_endpoint_however_they_come() -> None:
     kinds = []
     for size in SIZES:
         outputs = rounds_of(request, tokenizer, ids, size)
-        forms = (MessageForm(99, "id", request, tokenizer), ResponseForm(asked, "id", request, tokenizer))
-        for form in forms:
+        writers = (MessageWriter(99, "id", request, tokenizer), ResponseWriter(asked, "id", request, tokenizer))
+        for writer in writers:
             for output in outputs:
-                list(form.push(output))
-        blocks = forms[0].whole()["content"]
-        items = forms[1].whole()["output"]
+                list(writer.push(output))
+        blocks = writers[0].whole()["content"]
+        items = writers[1].whole()["output"]
         kinds.append([[each["type"] for each in blocks], [each["type"] for each in items]])
         assert [each["input"]["a"] for each in blocks if each["type"] == "tool_use"] == ["stop here", "stop there"]
         assert [each["arguments"] for each in items if each["type"] == "function_call"] == [

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.confined.pool import ConfinedPool, WorkExceeded, WorkFailed
-from gateway.grammar_checker import GrammarChecker, GrammarVerdict, Verdicts
+from gateway.grammar_checker import GrammarChecker, GrammarResult, GrammarResults
 from gateway.grammars import create_schema_grammar
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest, OutriderError
@@ -67,13 +67,13 @@ async def test_what_has_passed_is_not_checked_again_for_its_caller() -> None:
 
 
 def test_what_is_kept_is_bounded_and_drops_what_the_largest_caller_has() -> None:
-    verdicts = Verdicts(max_bytes=10_000)
-    verdicts.keep(b"small", b"0", GrammarVerdict("x" * 500))
+    results = GrammarResults(max_bytes=10_000)
+    results.keep(b"small", b"0", GrammarResult("x" * 500))
     for number in range(100):
-        verdicts.keep(b"large", b"%d" % number, GrammarVerdict("x" * 500))
-    assert verdicts.get(b"small", b"0") and verdicts.get(b"large", b"99") and not verdicts.get(b"large", b"0")
-    verdicts.keep(b"small", b"0", GrammarVerdict("", "too slow", "p", until_s=time.monotonic() - 1))
-    assert verdicts.get(b"small", b"0") is None
+        results.keep(b"large", b"%d" % number, GrammarResult("x" * 500))
+    assert results.get(b"small", b"0") and results.get(b"large", b"99") and not results.get(b"large", b"0")
+    results.keep(b"small", b"0", GrammarResult("", "too slow", "p", until_s=time.monotonic() - 1))
+    assert results.get(b"small", b"0") is None
 
 
 class OtherPool(InlinePool):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.json_schema_parts import Place, children, moved, pointer
+from gateway.json_schema_parts import SchemaPath, children, moved, pointer
 
 
 def test_the_schemas_within_a_schema_with_definitions_first() -> None:
@@ -19,15 +19,15 @@ def test_the_schemas_within_a_schema_with_definitions_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "text"),
+    ("path", "text"),
     [
         ((), ""),
         (("properties", "a/b", "anyOf", 0), "/properties/a~1b/anyOf/0"),
         (("$defs", "~ é"), "/%24defs/~0%20%C3%A9"),
     ],
 )
-def test_a_place_is_written_as_in_a_reference(place: Place, text: str) -> None:
-    assert pointer(place) == text
+def test_a_path_is_written_as_in_a_reference(path: SchemaPath, text: str) -> None:
+    assert pointer(path) == text
 
 
 def test_references_of_a_moved_schema_lead_to_where_it_is_now() -> None:

@@ -265,7 +265,7 @@ def test_the_pools_of_a_ray_cluster_find_their_nodes() -> None:
     registry = gateway("kuberay", f"{FULLNAME}-gateway").registry
     (port,) = of_kind("kuberay", "Service")[f"{FULLNAME}-launcher"]["spec"]["ports"]
     assert registry == f"{FULLNAME}-launcher:{port['port']}"
-    assert (config.targets[0].model_name, config.targets[0].worker.kv_cache_tokens) == ("llama-3b", 1048576)
+    assert (config.target_pools[0].model_name, config.target_pools[0].worker.kv_cache_tokens) == ("llama-3b", 1048576)
 
 
 @pytest.mark.parametrize("name", WITH_ALL)

@@ -90,7 +90,7 @@ class Draft:
 def heads() -> MedusaHeads:
     torch.manual_seed(1)
     sizes = {"width": WIDTH, "vocab_size": VOCAB_SIZE, "draft_vocab_size": VOCAB_SIZE}
-    heads = MedusaHeads(MedusaConfig(num_heads=NUM_HEADS, num_layers=1, shares_projection=False, **sizes))
+    heads = MedusaHeads(MedusaConfig(num_heads=NUM_HEADS, num_layers=1, shares_lm_head=False, **sizes))
     return heads.eval().requires_grad_(False)
 
 

@@ -6,10 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from draft_service.targets.registration import HeadOffer, Registration
+from draft_service.targets.registration import Registration, SerializedHead
 from outrider.v1 import target_pb2 as tpb
 
-OFFER = HeadOffer(bytes(range(10)), b"d" * 32, 4)
+HEAD = SerializedHead(bytes(range(10)), b"d" * 32, 4)
 
 
 class Peer:
@@ -18,12 +18,12 @@ class Peer:
     def __init__(self) -> None:
         self.asked: list[tpb.HeadRequest] = []
         outbox: Any = SimpleNamespace(put=self.asked.append, wait_below=self.wait_below)
-        self.registration = Registration(OFFER, "a:1", outbox)
+        self.registration = Registration(HEAD, "a:1", outbox)
 
     async def wait_below(self, num: int) -> None:
         await asyncio.sleep(0)
 
-    def says(self, state: Any, why: str = "", digest: bytes = OFFER.digest, epoch: int = 7) -> None:
+    def says(self, state: Any, why: str = "", digest: bytes = HEAD.digest, epoch: int = 7) -> None:
         self.registration.handle_reply(tpb.HeadReply(digest=digest, state=state, reason=why, target_epoch=epoch))
 
     def took(self) -> list[tuple[Any, ...]]:
@@ -39,5 +39,5 @@ class Peer:
                 "features": ("ticket", "start"),
             }
             found.append((kind, *(getattr(item, name) for name in facts[str(kind)])))
-            assert item.digest == OFFER.digest
+            assert item.digest == HEAD.digest
         return found

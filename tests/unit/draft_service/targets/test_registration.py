@@ -10,7 +10,7 @@ from draft_service.slot_jobs import FeaturesRequest
 from draft_service.targets import registration as module
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from tests.unit.draft_service.targets.offered import OFFER, Peer
+from tests.unit.draft_service.targets.offered import HEAD, Peer
 
 WANTED, READY, REFUSED = tpb.HEAD_STATE_NEEDS_WEIGHTS, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
 
@@ -30,7 +30,7 @@ async def test_weights_are_sent_on_request_and_features_requested_once_the_head_
     assert peer.took() == [("head", 7, 10)], "once"
     peer.says(WANTED)
     await settle()
-    data = OFFER.data
+    data = HEAD.data
     assert peer.took() == [("weights", 0, data[:4]), ("weights", 4, data[4:8]), ("weights", 8, data[8:])]
     peer.says(READY)
     assert not peer.took(), "the slots request them again"

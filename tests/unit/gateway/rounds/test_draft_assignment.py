@@ -20,7 +20,7 @@ def test_a_beam_search_is_given_a_draft_that_can_search_as_soon_as_there_is_one(
     assert small.link.info is not None and head.link.info is not None
     head.link.info.ClearField("drafters")
     small.link.info.supports_beams = True
-    small.num_requests = 20
+    small.num_choices = 20
     assert (given(model, Drafter.MODEL), given(model, Drafter.MODEL, searches=True)) == ("pairs", "small")
     connection, small_link = small.connection, small.link
     lost(model, "small")

@@ -9,7 +9,7 @@ from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds.drafting import DraftSession
 from gateway.rounds.session import Session
 from gateway.workers.drafts.draft_use import TRIAL, TRIAL_PERIOD
-from gateway.workers.member import MAX_CALLERS
+from gateway.workers.member import MAX_USES
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.processes.health import FIRST_PAUSE_S
@@ -36,7 +36,7 @@ from tests.unit.gateway.scripted_workers import ScriptedDraft, verdict_of
 def test_a_request_gets_a_draft_of_the_drafter_that_it_names(drafter: Drafter, name: str) -> None:
     """However many have that one already; +model leaves only the model to a draft; else a model is the best guess."""
     model = mixed()
-    model.drafts[name].num_requests = 20
+    model.drafts[name].num_choices = 20
     assert given(model, drafter) == name
 
 
@@ -111,7 +111,7 @@ def test_a_draft_is_opened_once_and_then_sent_committed_tokens() -> None:
     side.goes_on(ticket=2, num_tokens=1)
     assert draft.names[-2:] == ["open", "advance"], "the target's new life gets deliveries of its own"
     side.drafting.close()
-    assert draft.names[-1] == "close" and side.model.drafts["draft-0"].num_requests == 0
+    assert draft.names[-1] == "close" and side.model.drafts["draft-0"].num_choices == 0
 
 
 def test_a_draft_that_is_behind_is_sent_all_after_its_last_token() -> None:
@@ -143,7 +143,7 @@ def test_a_draft_without_a_free_slot_is_not_used_before_its_next_report() -> Non
     num_sent = len(side.drafts[0].sent) + 1  # the close
     for _ in range(5):
         side.goes_on(num_tokens=1)
-    assert (len(side.drafts[0].sent), side.name, side.model.drafts["draft-0"].num_requests) == (num_sent, None, 0)
+    assert (len(side.drafts[0].sent), side.name, side.model.drafts["draft-0"].num_choices) == (num_sent, None, 0)
     side.model.drafts["draft-0"].update_load(INFO)
     side.goes_on(num_tokens=1)
     assert side.name == "draft-0" and side.drafts[0].names[-2:] == ["open", "advance"]
@@ -199,7 +199,7 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
     other.advance(2, side.target, side.member)
     assert draft.names == ["open", *["advance"] * TRIAL, "open", "advance"]
     member = side.model.drafts["draft-0"]
-    for number in range(MAX_CALLERS):
+    for number in range(MAX_USES):
         member.use_of((b"%d" % number, True)).note(0, 1, is_ready=True)
     known = [member.use_of((caller, True)).num_verdicts for caller in (b"0", b"")]
     assert known == [1, 0], "it remembers so many callers, the last ones"

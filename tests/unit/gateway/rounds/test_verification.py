@@ -63,13 +63,13 @@ async def test_a_lost_target_is_left_and_one_whose_breaker_opens_too(two: Two) -
     model.targets[name].health.note(CallOutcome.LOST)
     assert await placed(side) == other
     assert connection.names[-1] == "close", "its slot there is freed"  # type: ignore[union-attr]
-    assert (model.targets[name].num_requests, model.targets[other].num_requests) == (0, 1)
+    assert (model.targets[name].num_choices, model.targets[other].num_choices) == (0, 1)
     model.targets[name].health.note(CallOutcome.OK)
     model.targets[other].link.connection = None  # type: ignore[misc]
     assert link.connection is connection
     assert await placed(side) == name
     side.close()
-    assert [target.num_requests for target in model.targets.values()] == [0, 0]
+    assert [target.num_choices for target in model.targets.values()] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ async def test_a_lost_target_is_left_and_one_whose_breaker_opens_too(two: Two) -
 async def test_a_target_that_opens_no_slot_is_changed_for_one_that_does(code: pb.WorkerErrorCode, reason: str) -> None:
     unwilling, willing = ScriptedTarget(open_reply=refusal(code)), ScriptedTarget()
     model = served_model({"a": link_of(unwilling), "b": link_of(willing)}, {})
-    model.targets["b"].num_requests = 5  # so that it is placed at the first one
+    model.targets["b"].num_choices = 5  # so that it is placed at the first one
     side = side_of(model)
     target = await side.place()
     assert target is unwilling

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.tools.cursor import MAX_SPACE, Cursor, NotACall, Steps, overlap, words_of
+from gateway.tools.cursor import MAX_SPACE, Cursor, NotACall, Parsing, overlap, words_of
 
 
-def outcome(text: str, read: Callable[[Cursor], Steps[Any]], size: int) -> tuple[Any, int]:
+def outcome(text: str, read: Callable[[Cursor], Parsing[Any]], size: int) -> tuple[Any, int]:
     """Return what `read` makes of a text that comes in pieces of so many characters, and where the cursor then is."""
     cursor = Cursor()
     steps = read(cursor)
@@ -36,7 +36,7 @@ def outcome(text: str, read: Callable[[Cursor], Steps[Any]], size: int) -> tuple
     ],
 )
 def test_reading_does_not_depend_on_the_pieces(
-    text: str, read: Callable[[Cursor], Steps[Any]], expected: tuple[Any, int], size: int
+    text: str, read: Callable[[Cursor], Parsing[Any]], expected: tuple[Any, int], size: int
 ) -> None:
     assert outcome(text, read, size) == expected
 

@@ -32,12 +32,12 @@ def attach(member: Member, count: int) -> None:
 
 def test_a_slot_that_is_given_back_is_free_at_once(member: Member) -> None:
     """The worker said that all were in use, and says nothing new for a while: they were this gateway's."""
-    assert member.load.num_requests == 0
+    assert member.load.num_choices == 0
     attach(member, NUM_SLOTS)
     says(member, NUM_SLOTS)
     assert member.load.is_full
     member.detach()
-    assert (member.load.num_requests, member.load.is_full) == (NUM_SLOTS - 1, False)
+    assert (member.load.num_choices, member.load.is_full) == (NUM_SLOTS - 1, False)
 
 
 def test_slots_that_it_counted_just_before_they_were_given_back_are_not_others(member: Member) -> None:
@@ -46,7 +46,7 @@ def test_slots_that_it_counted_just_before_they_were_given_back_are_not_others(m
     for _ in range(3):
         member.detach()
     says(member, NUM_SLOTS)
-    assert member.load.num_requests == NUM_SLOTS - 3
+    assert member.load.num_choices == NUM_SLOTS - 3
     says(member, NUM_SLOTS)
     assert member.load.is_full, "by now it knows of them: the others are others'"
 
@@ -54,11 +54,11 @@ def test_slots_that_it_counted_just_before_they_were_given_back_are_not_others(m
 def test_slots_of_other_gateways_are_added_to_our_own(member: Member) -> None:
     attach(member, 1)
     says(member, 6)
-    assert member.load.num_requests == 6
+    assert member.load.num_choices == 6
     attach(member, 2)
-    assert (member.load.num_requests, member.load.is_full) == (8, True)
+    assert (member.load.num_choices, member.load.is_full) == (8, True)
     says(member, 3)
-    assert member.load.num_requests == 3
+    assert member.load.num_choices == 3
 
 
 def test_a_refused_slot_makes_a_worker_full_until_its_next_report(member: Member) -> None:

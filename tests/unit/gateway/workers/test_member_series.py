@@ -29,7 +29,7 @@ def member(spec: MemberSpec, state: State) -> Any:
         connection=connection,
         is_draining=spec.is_draining or state is State.DRAINING,
         health=health,
-        num_requests=3,
+        num_choices=3,
     )
 
 

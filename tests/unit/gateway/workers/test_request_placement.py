@@ -61,7 +61,7 @@ def test_full_and_silent_targets_are_left_out_while_there_are_others() -> None:
     one, other = idle(2)
     preferred, second = (one, other) if choose_target(KEYS[0], [one, other]) == one.name else (other, one)
     for worse in (
-        replace(preferred, num_requests=64),
+        replace(preferred, num_choices=64),
         replace(preferred, kv_share=0.99),
         replace(preferred, is_silent=True),
     ):
@@ -83,7 +83,7 @@ def test_free_blocks_count_as_free_slots_do() -> None:
 def test_a_draft_is_the_one_with_the_fewest_requests_then_the_nearest() -> None:
     far, near = WorkerLoad("far", 1, 64, rtt_s=0.01), WorkerLoad("near", 1, 64, rtt_s=0.001)
     assert choose_draft([far, near]) == "near"
-    assert choose_draft([far, replace(near, num_requests=2)]) == "far"
+    assert choose_draft([far, replace(near, num_choices=2)]) == "far"
     assert choose_draft([far, replace(near, is_silent=True)]) == "far"
-    assert choose_draft([replace(near, num_requests=64)]) is None, "no slot: plain steps are better than a queue"
+    assert choose_draft([replace(near, num_choices=64)]) is None, "no slot: plain steps are better than a queue"
     assert choose_draft([]) is None

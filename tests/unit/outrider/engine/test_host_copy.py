@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from draft_service.drafters.block_drafter import own_parts
+from draft_service.drafters.block_drafter import split_rows
 from outrider.engine.host_copy import DeferredCopies
 from target_service.leases.slot_search import best_tokens
 from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda
@@ -46,6 +46,6 @@ def test_parts_of_what_was_copied_keep_nothing_of_the_others(device: FakeCuda) -
     rows = torch.arange(12.0, device="cuda").view(4, 3)
     device.take()
     copied = rows.cpu()
-    parts = own_parts(copied, [1, 3])
+    parts = split_rows(copied, [1, 3])
     assert len(device.take().waits) == 1
     assert [part.untyped_storage().nbytes() for part in parts] == [12, 36]

@@ -13,8 +13,8 @@ from transformers import LlamaConfig
 from outrider.engine.heads import wiring
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Config
-from outrider.engine.heads.families import EAGLE3, family_of
 from outrider.engine.heads.head_loader import load_head
+from outrider.engine.heads.kinds import EAGLE3, kind_of
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
 from outrider.training.eagle3_student import Eagle3, ProjectedHead, attend_masked, attention_mask
@@ -91,7 +91,7 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
     (tmp_path / "head").mkdir()
     student.save(tmp_path / "head")
     files = Checkpoint(str(tmp_path / "head"))
-    assert family_of(files) is EAGLE3
+    assert kind_of(files) is EAGLE3
     assert files.names & {"embed_tokens.weight", "lm_head.weight", "d2t", "t2d"} == vocabulary
     loaded = Eagle3.load(str(tmp_path / "head"), target, "cpu")
     says_the_same(student, loaded, Batch.of(answers, "cpu"), teacher)
@@ -130,6 +130,6 @@ def test_a_head_gives_the_same_logits_in_serving_as_in_training(
     steps = (wiring.text_logits(loaded, seen, (0, 1)), wiring.text_logits(loaded, seen, (0, 1), ahead=2))
     assert (runner.path.name, loaded.path.name) == ("fused", "fused")
     for guess, logits in zip(student.draft_logits(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):
-        said = logits[guess.places - 1 - guess.depth]
+        said = logits[guess.token_indices - 1 - guess.depth]
         said = said if kept is None else said[:, kept]
         assert (said - guess.logits).abs().max() < 0.05 * guess.logits.std(), "as far as bfloat16 lets it"

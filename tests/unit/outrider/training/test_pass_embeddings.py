@@ -52,8 +52,8 @@ def test_look_ahead_embeddings_give_the_same_logits_in_serving_as_in_training(
         table.free()
     num_compared = 0
     for guess in saved.draft_logits(batch, teacher.see(batch), num):
-        assert guess.places.tolist() == list(range(20 + guess.depth, 39))
-        for place, logits in zip(guess.places.tolist(), guess.logits, strict=True):
+        assert guess.token_indices.tolist() == list(range(20 + guess.depth, 39))
+        for place, logits in zip(guess.token_indices.tolist(), guess.logits, strict=True):
             if (place, guess.depth) in said:
                 num_compared += 1
                 torch.testing.assert_close(logits, said[place, guess.depth], rtol=1e-3, atol=1e-3)

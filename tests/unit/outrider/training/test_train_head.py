@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.main import app
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.families import EAGLE3, family_of
+from outrider.engine.heads.kinds import EAGLE3, kind_of
 from outrider.training.train_head import default_taps, exclude_overlaps, train
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes.stop_flag import StopFlag, StopRequested
@@ -49,7 +49,7 @@ def test_a_head_is_trained_in_a_process_of_its_own(
     assert report["updates_done"] == 3 and report["taps"] == [1] and 12 <= report["num_tokens"] <= 12 * 8
     rows = {(row["drafter"], row["temperature"], row["depth"]) for row in report["acceptance"]}
     assert rows == {(d, t, n) for d in ("draft", "before", "after") for t in (0.0, 0.7, 1.0) for n in (1, 2, 3)}
-    assert family_of(Checkpoint(str(tmp_path / "head"))) is EAGLE3
+    assert kind_of(Checkpoint(str(tmp_path / "head"))) is EAGLE3
     assert "training: 3 of 3, loss " in made.stderr and "MiB of memory at most" in made.stderr
 
 

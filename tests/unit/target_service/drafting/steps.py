@@ -12,7 +12,7 @@ from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import AUTO, Speculation
 from target_service.drafting.budget import VerifyBudget, VerifyDemand
 from target_service.leases.hold import PendingDraft
-from target_service.leases.lease import DeliveredDrafts, Lease
+from target_service.leases.lease import Lease, SlotDraftWorker
 
 FREE_UNTIL = 12
 
@@ -34,7 +34,7 @@ def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = No
     """A slot for which nothing lies ready."""
     shares = SlotAcceptance(RankAcceptance())
     slot: Any = SimpleNamespace(committed=[7], max_len=99, scheduling=Scheduling())
-    draft = DeliveredDrafts(Drafter.MODEL, shares, 1, is_active=True)
+    draft = SlotDraftWorker(Drafter.MODEL, shares, 1, is_active=True)
     draft.starved_since_s[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
     return Lease(None, slot, Speculation(AUTO, max_draft_tokens=32), [draft], {}, now)  # type: ignore[arg-type]
 

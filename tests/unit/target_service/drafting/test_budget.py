@@ -15,7 +15,7 @@ from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import AUTO, Speculation
 from target_service.drafting.budget import PROBE_STEPS, VerifyBudget, VerifyDemand
 from target_service.leases.hold import PendingDraft, hold_until
-from target_service.leases.lease import DeliveredDrafts, Lease
+from target_service.leases.lease import Lease, SlotDraftWorker
 from tests.unit.target_service.drafting.steps import budget, counts, demand, lease, pending
 
 
@@ -42,11 +42,11 @@ class TestChoice:
         assert made.hold_until([pending(near, 0.6)], 0.001) is not None
 
 
-def with_extra(num_drafts: int, num_rows: int, share: float, **values: Any) -> VerifyDemand:
+def with_extra(num_draft_tokens: int, num_rows: int, share: float, **values: Any) -> VerifyDemand:
     """Of a slot whose extra rows bring chains of three, each of which comes with the chance `share`."""
     gain = share + share**2 + share**3
-    extra: dict[str, Any] = {"extra_rows": num_rows, "extra_gain": gain, "extra_cost_rows": num_rows + num_drafts}
-    return demand([share] * num_drafts, **extra, **values)
+    extra: dict[str, Any] = {"extra_rows": num_rows, "extra_gain": gain, "extra_cost_rows": num_rows + num_draft_tokens}
+    return demand([share] * num_draft_tokens, **extra, **values)
 
 
 class TestExtraRows:
@@ -187,7 +187,7 @@ def awaited(caller: bytes) -> PendingDraft:
     own = SlotAcceptance(RankAcceptance())
     own.first = 0.5
     known: Any = SimpleNamespace(scheduling=Scheduling(caller), committed=[7], max_len=99)
-    draft = DeliveredDrafts(Drafter.MODEL, own, 1, is_active=True)
+    draft = SlotDraftWorker(Drafter.MODEL, own, 1, is_active=True)
     draft.starved_since_s[1], draft.eta_s = 0.0, 0.005
     lease = Lease(None, known, Speculation(AUTO, max_draft_tokens=64), [draft], {}, 99.0)  # type: ignore[arg-type]
     return PendingDraft(lease, draft, 0.8)

@@ -21,7 +21,7 @@ from outrider.wire.transport.codec import DenseDistributions
 from target_service.drafting.budget import VerifyChoice
 from target_service.drafting.draft_chooser import DraftChooser
 from target_service.drafting.slot_candidates import Candidates
-from target_service.leases.lease import DeliveredDrafts, Lease
+from target_service.leases.lease import Lease, SlotDraftWorker
 from target_service.step.verdicts import drafter_of, learn
 from tests.enumeration import Prefix
 from tests.unit.target_service.drafting.unions import (
@@ -56,7 +56,7 @@ def probs_of(found: Candidates) -> list[float]:
     return [offer.prob for offer in found.budget_items]
 
 
-def pending(drafting: DraftChooser, lease: Lease) -> list[tuple[DeliveredDrafts, float]]:
+def pending(drafting: DraftChooser, lease: Lease) -> list[tuple[SlotDraftWorker, float]]:
     return [(draft, prob) for _, draft, prob in drafting.pending(drafting.candidates(lease))]
 
 
@@ -70,7 +70,7 @@ class TestGuesses:
         assert probs_of(found) == sorted(probs_of(found), reverse=True)
         proposal = proposal_of(drafting, found, len(found.budget_items))
         assert drafter_of(proposal) is UNION and not proposal.draws
-        delivered, own = ({proposal.tree.prefix(node) for node in ranks} for ranks in proposal.sources.values())
+        delivered, own = ({proposal.tree.prefix(node) for node in ranks} for ranks in proposal.slot_drafters.values())
         assert (delivered, own) == ({(1,), (1, 3), (1, 3, 4), (6,)}, {(1,), (1, 2), (1, 2, 5)})
         firsts = [proposal.drafter_of_node(node) for node in range(len(proposal.tree))]
         assert firsts.count(lease.first) == 4, "what both say is the first one's"
@@ -83,7 +83,7 @@ class TestGuesses:
         proposal = proposal_of(drafting, found, len(found.budget_items))
         assert drafter_of(proposal) is Drafter.MODEL_AND_MODEL
         assert shown(proposal.tree) == {(1,), (1, 3), (6,), (1, 4), (5,)}
-        assert list(proposal.sources) == list(lease.drafts)
+        assert list(proposal.slot_drafters) == list(lease.drafts)
 
     def test_a_named_number_is_each_drafters(self) -> None:
         drafting, lease = made(GREEDY, guesses(1, 2, 5, 6), num_draft_tokens=2)
@@ -156,15 +156,15 @@ class TestChoice:
             tokens = [(each, EVEN) for each in own_ids]
             drafting, lease = made(replace(DRAWN, seed=seed), tokens, (delivered, own), Drafter.NGRAM)
             park(lease.first, [(each, EVEN) for each in ids])
-            (source,) = drafting.candidates(lease).trees
-            assert source.drafter is better
+            (slot_drafter,) = drafting.candidates(lease).trees
+            assert slot_drafter.drafter is better
 
     def test_where_a_number_is_named_the_first_that_has_something_drafts(self) -> None:
         """So that what is learnt from other requests changes no text that a seed gives."""
         drafting, lease = made(DRAWN, [(0, EVEN)], (0.9, 0.1), Drafter.NGRAM, num_draft_tokens=3)
         park(lease.first, [(1, EVEN), (2, EVEN)])
-        (source,) = drafting.candidates(lease).trees
-        assert source.drafter is Drafter.NGRAM and pending(drafting, lease) == []
+        (slot_drafter,) = drafting.candidates(lease).trees
+        assert slot_drafter.drafter is Drafter.NGRAM and pending(drafting, lease) == []
 
     def test_a_step_may_wait_for_a_draft_whose_tokens_promise_more_than_the_targets_own(self) -> None:
         drafting, lease = made(DRAWN, [(0, EVEN)], (0.8, 0.1), Drafter.NGRAM)
@@ -227,7 +227,7 @@ def test_what_the_second_drew_takes_nothing_of_the_tree_that_the_first_was_to_ha
                 add(draft, add(draft, ROOT, token_id, EVEN), 0, EVEN)
         found = drafting.candidates(lease)
         assert len(found.budget_items) == 5 or num == 1
-        assert len(proposal_of(drafting, found, 5).sources[lease.first]) == 4
+        assert len(proposal_of(drafting, found, 5).slot_drafters[lease.first]) == 4
 
 
 def test_what_one_draft_delivers_wrong_is_dropped_and_refused_alone() -> None:
@@ -249,4 +249,4 @@ def test_where_draws_are_here_what_a_grammar_forces_counts_as_it_would_bring() -
     for forced, drafter in (([5], Drafter.MODEL), ([5, 6, 7], None)):
         state: Any = SimpleNamespace(forced=lambda forced=forced: forced)
         drafting.keeper.sampling_state = lambda slot, state=state: state  # type: ignore[misc]
-        assert [source.drafter for source in drafting.candidates(lease).trees] == [drafter]
+        assert [slot_drafter.drafter for slot_drafter in drafting.candidates(lease).trees] == [drafter]

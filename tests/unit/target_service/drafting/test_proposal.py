@@ -56,16 +56,16 @@ def test_logits_after_extra_rows_decide_nothing() -> None:
     first = Proposal(slot(1), DraftTree.of([20, 21], [ROOT, 0]), extra_rows=rows(ROOT, 2, 3))
     second = Proposal(slot(2), DraftTree())
     logits = torch.arange(7.0)[:, None]  # [7, 1]
-    own, beside = split_logits([first, second], logits)
+    own, extra_logits = split_logits([first, second], logits)
     assert own[:, 0].tolist() == [0, 1, 2, 6]
-    assert {key: each[:, 0].tolist() for key, each in beside.items()} == {(1, 1): [3, 4, 5]}
-    own, beside = split_logits([second], logits[:1])
-    assert own.tolist() == [[0.0]] and not beside
+    assert {key: each[:, 0].tolist() for key, each in extra_logits.items()} == {(1, 1): [3, 4, 5]}
+    own, extra_logits = split_logits([second], logits[:1])
+    assert own.tolist() == [[0.0]] and not extra_logits
 
 
 def test_a_node_is_the_first_drafters_that_proposes_it() -> None:
     one, other, idle = (SlotDrafter(Drafter.MODEL, SlotAcceptance(RankAcceptance())) for _ in range(3))
     tree = DraftTree.of([20, 21], [ROOT, ROOT])
-    proposal = Proposal(slot(), tree, sources={idle: {}, one: {0: 0}, other: {0: 0, 1: 1}})
+    proposal = Proposal(slot(), tree, slot_drafters={idle: {}, one: {0: 0}, other: {0: 0, 1: 1}})
     assert [proposal.drafter_of_node(node) for node in (0, 1, 2)] == [one, other, None]
     assert proposal.drafted_by == [one, other]

@@ -21,13 +21,13 @@ def test_the_draft_tokens_that_earlier_ones_brought_are_paid_for_with_them() -> 
     assert costs == [3, 1], "what a draft worker delivered came of none"
 
 
-@pytest.mark.parametrize(("num_drafts", "with_rows", "num_after"), [(0, False, 3), (1, False, 4), (2, True, 6)])
-def test_a_step_leaves_in_the_cache_what_it_feeds(num_drafts: int, with_rows: bool, num_after: int) -> None:
+@pytest.mark.parametrize(("num_draft_tokens", "with_rows", "num_after"), [(0, False, 3), (1, False, 4), (2, True, 6)])
+def test_a_step_leaves_in_the_cache_what_it_feeds(num_draft_tokens: int, with_rows: bool, num_after: int) -> None:
     """Three committed tokens, of which two are cached; then draft tokens, and one row beside them."""
     drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
     drafting = replace(drafting, own=WithRows(guesses(0, 1), Drafter.NGRAM))
     found = drafting.add_extra_rows(drafting.candidates(lease))
-    assert found.num_after(VerifyChoice(num_drafts, with_rows)) == num_after
+    assert found.num_after(VerifyChoice(num_draft_tokens, with_rows)) == num_after
 
 
 @pytest.mark.parametrize(("named", "num_required"), [("auto", 0), (2, 2)])

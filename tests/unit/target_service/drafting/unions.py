@@ -23,7 +23,7 @@ from target_service.drafting.draft_chooser import DraftChooser
 from target_service.drafting.proposal import Proposal
 from target_service.drafting.slot_candidates import Candidates
 from target_service.leases.draft_buffer import BufferedToken
-from target_service.leases.lease import DeliveredDrafts, Lease, SlotDrafter
+from target_service.leases.lease import Lease, SlotDrafter, SlotDraftWorker
 
 PROMPT = [7, 8, 9]
 VOCAB = 3
@@ -81,7 +81,7 @@ def made(
     *of_drafts, of_own = (SlotAcceptance(RankAcceptance()) for _ in probs)
     for shares, prob in zip((*of_drafts, of_own), probs, strict=True):
         shares.first = prob
-    drafts = [DeliveredDrafts(Drafter.MODEL, shares, ticket, True) for ticket, shares in enumerate(of_drafts)]
+    drafts = [SlotDraftWorker(Drafter.MODEL, shares, ticket, True) for ticket, shares in enumerate(of_drafts)]
     job: Any = SimpleNamespace(tickets=[(draft.ticket, True) for draft in drafts])
     spec = Speculation(**{"max_draft_tokens": 16, **speculation})
     lease = Lease(job, slot, spec, drafts, {Drafter.NGRAM: SlotDrafter(Drafter.NGRAM, of_own)}, 0.0)
@@ -91,14 +91,14 @@ def made(
     return DraftChooser(chain, keeper, cast(Any, None), METRICS, VOCAB, supports_trees=True, merge=merge), lease
 
 
-def park(draft: DeliveredDrafts, chain: Sequence[Token]) -> None:
+def park(draft: SlotDraftWorker, chain: Sequence[Token]) -> None:
     """Draws, as though they had been delivered."""
     node = ROOT
     for token_id, law in chain:
         node = add(draft, node, token_id, law)
 
 
-def add(draft: DeliveredDrafts, parent: int, token_id: int, law: Any) -> int:
+def add(draft: SlotDraftWorker, parent: int, token_id: int, law: Any) -> int:
     draft.buffer.tokens.append(BufferedToken(NodeKind.SAMPLED, 0, law, None, None))
     return draft.buffer.tree.add(parent, token_id)
 

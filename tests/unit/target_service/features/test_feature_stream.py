@@ -206,7 +206,7 @@ async def test_probes_go_one_at_a_time() -> None:
 
 
 async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART_BYTES", 8)
+    monkeypatch.setattr(module, "PIECE_BYTES", 8)
     async with streaming() as made:
         made.stream.send_features(made.wanted, 10, 5, bytes(range(20)))
         await made.settle()

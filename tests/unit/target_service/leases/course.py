@@ -11,7 +11,7 @@ from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.speculation import Speculation
-from target_service.leases.lease import DeliveredDrafts, Lease
+from target_service.leases.lease import Lease, SlotDraftWorker
 
 PROMPT = [7, 8, 9]
 
@@ -24,7 +24,7 @@ class Course:
         slot: Any = SimpleNamespace(committed=list(PROMPT), max_len=99, params=params)
         shares = SlotAcceptance(RankAcceptance())
         job: Any = None
-        self.draft = DeliveredDrafts(Drafter.MODEL, shares, ticket=1, is_active=True)
+        self.draft = SlotDraftWorker(Drafter.MODEL, shares, ticket=1, is_active=True)
         self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), [self.draft], {}, 0.0)
         self.lease.begin_step(0.0)
 

@@ -129,7 +129,7 @@ def under_a_grammar(own: Any, forced: list[int], **speculation: Any) -> tuple[Dr
 
 def test_where_a_grammar_masks_what_one_drafter_proposes_the_next_one_drafts() -> None:
     choice, lease = under_a_grammar(_TwoDrafters(), [])
-    assert [source.drafter for source in choice.candidates(lease).trees] == [Drafter.LOOKUP]
+    assert [slot_drafter.drafter for slot_drafter in choice.candidates(lease).trees] == [Drafter.LOOKUP]
 
 
 def test_forced_tokens_are_no_reason_to_go_without_the_draft_that_a_request_names() -> None:
@@ -140,4 +140,4 @@ def test_forced_tokens_are_no_reason_to_go_without_the_draft_that_a_request_name
     assert len(choice.or_forced(found).budget_items) == 1
     for forced, speculation in (([5, 6, 7, 8], {"num_draft_tokens": 3}), ([5], {})):
         choice, lease = under_a_grammar(OwnDrafts({}), forced, **speculation)
-        assert [source.drafter for source in choice.candidates(lease).trees] == [None]
+        assert [slot_drafter.drafter for slot_drafter in choice.candidates(lease).trees] == [None]

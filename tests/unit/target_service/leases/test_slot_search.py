@@ -432,5 +432,5 @@ def test_a_part_of_a_level_that_cannot_hold_all_live_beams_is_not_fed(runner: Mo
     target.leases.hand_in(Delivery(target.ticket, length, ids, parents, ranks, kinds, None))
     target.leases.insert_deliveries()
     assert len(lease.beams.budget_items(lease.slot, lease.first.acceptance)) == 10
-    fed = [len(lease.beams.feed(lease.slot, count).drafts) for count in (0, 3, 4, 5, 8, 9, 10)]
+    fed = [len(lease.beams.feed(lease.slot, count).draft_nodes) for count in (0, 3, 4, 5, 8, 9, 10)]
     assert fed == [0, 0, 4, 5, 5, 9, 10]

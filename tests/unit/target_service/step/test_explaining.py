@@ -21,7 +21,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal
-from target_service.leases.lease import DeliveredDrafts, SlotDrafter
+from target_service.leases.lease import SlotDrafter, SlotDraftWorker
 from target_service.step.decide import decide
 from target_service.step.decide_on_device import decide_on_device
 from target_service.step.explaining import NUM_BEST, ExplainRequest, explain
@@ -34,8 +34,8 @@ from tests.unit.target_service.step.test_decide_on_device import make, parents_o
 
 def requested(proposal: Proposal, state: SamplingState, decided: Decided, start: int = 0) -> ExplainRequest:
     """What explains a proposal of one drafter, of which nothing was left out."""
-    source = SlotDrafter(Drafter.NGRAM, SlotAcceptance(RankAcceptance()))
-    made = dataclasses.replace(proposal, sources={source: dict(enumerate(proposal.tree.ranks))})
+    slot_drafter = SlotDrafter(Drafter.NGRAM, SlotAcceptance(RankAcceptance()))
+    made = dataclasses.replace(proposal, slot_drafters={slot_drafter: dict(enumerate(proposal.tree.ranks))})
     return ExplainRequest(made, state, decided, start)
 
 
@@ -143,8 +143,8 @@ def test_forced_and_predicted_tokens_are_deterministic_by_name(
     drafter: Drafter | None, kind: pb.DraftTokenKind
 ) -> None:
     slot = make(4, [-1, 0], 1, chain=True)
-    source = SlotDrafter(drafter, SlotAcceptance(RankAcceptance()))
-    ready = dataclasses.replace(slot.ready, draws=(), sources={source: {0: 0, 1: 0}})
+    slot_drafter = SlotDrafter(drafter, SlotAcceptance(RankAcceptance()))
+    ready = dataclasses.replace(slot.ready, draws=(), slot_drafters={slot_drafter: {0: 0, 1: 0}})
     other = next(i for i in range(12) if i not in ready.tree.ids)
     (found,) = explain([ExplainRequest(ready, slot.state, Decided((0,), other), 0)], slot.logits).values()
     assert {each.kind for each in found.draft} == {kind} and not found.HasField("draft_us")
@@ -154,12 +154,12 @@ def test_forced_and_predicted_tokens_are_deterministic_by_name(
 
 def test_a_delivery_reports_its_cost_once() -> None:
     """Of two deliveries a step verifies a part of each, and the next the rest of the second."""
-    source = DeliveredDrafts(Drafter.MODEL, SlotAcceptance(RankAcceptance()), 1, is_active=True)
+    slot_drafter = SlotDraftWorker(Drafter.MODEL, SlotAcceptance(RankAcceptance()), 1, is_active=True)
 
     def came(ids: list[int], known: int, us: int) -> None:
         kinds = [*[NodeKind.REFERENCE] * known, *[NodeKind.DETERMINISTIC] * (len(ids) - known)]
         parents, ranks = list(range(-1, len(ids) - 1)), [0] * len(ids)
-        source.buffer.insert(Delivery(1, 3, ids, parents, ranks, kinds, None, draft_us=us), [1, 2, 3], 1 << 20)
+        slot_drafter.buffer.insert(Delivery(1, 3, ids, parents, ranks, kinds, None, draft_us=us), [1, 2, 3], 1 << 20)
 
     came([4], 0, 100)
     came([4, 5, 6], 1, 40)
@@ -168,7 +168,7 @@ def test_a_delivery_reports_its_cost_once() -> None:
 
     def spent(num: int) -> int | None:
         made = dataclasses.replace(
-            chain_proposal(slot, [4, 5, 6, 7][:num]), sources={source: dict.fromkeys(range(num), 0)}
+            chain_proposal(slot, [4, 5, 6, 7][:num]), slot_drafters={slot_drafter: dict.fromkeys(range(num), 0)}
         )
         request = ExplainRequest(made, state, Decided(tuple(range(num)), 0), 0)
         (found,) = explain([request], torch.zeros(num + 1, 12)).values()

@@ -108,10 +108,12 @@ def test_a_node_that_two_proposed_counts_for_the_first_alone() -> None:
 def test_who_drafted_is_all_that_did_and_nobody_where_the_grammar_forced() -> None:
     shares = SlotAcceptance(RankAcceptance())
     grammar, ngram, model = (SlotDrafter(drafter, shares) for drafter in (None, Drafter.NGRAM, Drafter.MODEL))
-    for sources, drafter in (
+    for slot_drafters, drafter in (
         ({}, None),
         ({grammar: {0: 0}}, None),
         ({model: {}, ngram: {0: 0}}, Drafter.NGRAM),
         ({model: {0: 0}, ngram: {0: 0}}, Drafter.NGRAM_AND_MODEL),
     ):
-        assert drafter_of(Proposal(Course().lease.slot, DraftTree.of([1], [ROOT]), sources=sources)) is drafter
+        assert (
+            drafter_of(Proposal(Course().lease.slot, DraftTree.of([1], [ROOT]), slot_drafters=slot_drafters)) is drafter
+        )

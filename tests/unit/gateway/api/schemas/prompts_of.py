@@ -6,8 +6,8 @@ from pydantic import BaseModel
 
 from gateway.admission.prompts import ChatSettings, PromptReader
 from gateway.admission.text_threads import TextThreads
-from gateway.api.forms.messages_schemas import MessagesBody
-from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.layers.messages_schemas import MessagesBody
+from gateway.api.layers.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody
 from gateway.api.schemas.parsing import parse_body
 from tests.rendering import inline_template

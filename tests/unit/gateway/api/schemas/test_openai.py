@@ -6,8 +6,8 @@ import pytest
 
 from gateway.admission.prompts import Chat
 from gateway.admission.unchecked_request import UncheckedRequest
-from gateway.api.forms.messages_schemas import MessagesBody
-from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.layers.messages_schemas import MessagesBody
+from gateway.api.layers.responses_schemas import ResponsesBody
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.schemas.other_parameters import NEUTRAL
 from gateway.api.schemas.parsing import parse_body

@@ -26,7 +26,7 @@ def shape_of(config: PreTrainedConfig) -> FusedShape:
 def test_the_sizes_of_a_model() -> None:
     found = shape_of(LlamaConfig(**SIZES))
     assert (found.heads, found.kv_heads, found.head_size, found.context) == (4, 2, 16, 128)
-    assert (found.vocab, found.head_rows) == (100, 97), "look-ahead ids are fed and have no logits"
+    assert (found.vocab, found.lm_head_rows) == (100, 97), "look-ahead ids are fed and have no logits"
     assert found.attention_scale == pytest.approx(1 / 4) and found.windows == (0, 0) and not found.is_int8
     assert shape_of(MistralConfig(**SIZES, sliding_window=20)).windows == (20, 20)
 

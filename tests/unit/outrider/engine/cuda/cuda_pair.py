@@ -20,7 +20,7 @@ import draft_service.targets.deliveries
 import outrider.engine.worker.worker_handle as worker_handle
 from draft_service.slot_jobs import AdvanceJob, FeaturesJob, FeaturesRequest
 from draft_service.targets.pairing import seen_in
-from draft_service.targets.registration import HeadOffer
+from draft_service.targets.registration import SerializedHead
 from draft_service.worker import start_worker as start_draft
 from outrider.engine.heads.projection import Projection
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, WiringScores, probe_ids, score_head, taps_to_probe
@@ -114,13 +114,13 @@ class Pair:
         self.slots: dict[int, Slot] = {}
         self._verdicts: dict[int, Any] = {}
         self._rows: list[FeaturesJob] = []
-        self._offer: HeadOffer | None = None
+        self._head_to_add: SerializedHead | None = None
         self._digest = b""
         self._stand_in(monkeypatch)
         self.draft: Worker = start_draft(DraftConfig(model=draft, **settings, **(of_draft or {})))
         self.target: Worker = start_target(TargetConfig(model=target, **settings, **(of_target or {})))
-        if self._offer is not None:
-            self._add_head(self._offer)
+        if self._head_to_add is not None:
+            self._add_head(self._head_to_add)
 
     def _stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = self
@@ -130,9 +130,9 @@ class Pair:
             return Worker(base, make(base))
 
         class Deliverer:
-            def __init__(self, metrics: Any, submit: Any, certificates: Any, offer: HeadOffer | None) -> None:
+            def __init__(self, metrics: Any, submit: Any, certificates: Any, head: SerializedHead | None) -> None:
                 self.close = self.stub = self.register = None
-                pair._offer = offer
+                pair._head_to_add = head
 
             def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
                 pair.delivered.append(nodes)
@@ -149,11 +149,11 @@ class Pair:
 
     has_capacity = True
 
-    def _add_head(self, offer: HeadOffer) -> None:
+    def _add_head(self, head: SerializedHead) -> None:
         facts = self.target.worker._runner.facts
-        projection = Projection.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
-        self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, projection)))
-        self._digest = offer.digest
+        projection = Projection.from_bytes(head.data, facts.hidden_size, facts.num_layers)
+        self.target.handle(FeatureJob(lambda features: features.add_head(head.digest, projection)))
+        self._digest = head.digest
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
         rows = np.frombuffer(data, dtype=np.uint16).reshape(num_tokens, -1)

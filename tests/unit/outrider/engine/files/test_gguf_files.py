@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from outrider.engine.checkup import findings
 from outrider.engine.files.model_files import gguf_path
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.families import MODEL, family_of
+from outrider.engine.heads.kinds import MODEL, kind_of
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
 from outrider.engine.model_check import Task
 from outrider.engine.model_runner import UncachedModel
@@ -151,7 +151,7 @@ def test_weights_larger_than_memory_are_refused_before_they_are_read(
 
 
 def test_it_is_a_draft_and_its_size_is_that_of_its_numbers(file: str) -> None:
-    assert family_of(Checkpoint(file)) is MODEL
+    assert kind_of(Checkpoint(file)) is MODEL
     num_parameters = sum(each.numel() for each in check_weights(file, read_config(file)).parameters())
     assert num_weight_bytes(file) == 2 * num_parameters
 

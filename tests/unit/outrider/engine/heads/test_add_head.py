@@ -20,10 +20,10 @@ from transformers import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from draft_service.drafters.block_drafter import MaskDrafter
-from outrider.engine.heads import families
+from outrider.engine.heads import kinds
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import HeadFamily, family_of
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
+from outrider.engine.heads.kinds import HeadKind, kind_of
 from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape
 from outrider.engine.heads.projection import Projection, ProjectionSpec
@@ -77,7 +77,7 @@ def read_glance(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 # The row.
 
-GLANCE = HeadFamily(
+GLANCE = HeadKind(
     name="glance", label="glance heads", network=GlanceHead, read=read_glance, signs={"architectures": "GlanceHead"}
 )
 
@@ -89,7 +89,7 @@ PROMPTS = ([3, 14, 15, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3])
 
 @pytest.fixture(autouse=True)
 def row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "FAMILIES", (GLANCE, *families.FAMILIES))
+    monkeypatch.setattr(kinds, "KINDS", (GLANCE, *kinds.KINDS))
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def output_of(pair: Pair, *, is_drafted: bool) -> tuple[list[list[int]], int, in
 
 def test_a_new_head_drafts_for_its_target(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_head(target, tmp_path / "head")
-    assert family_of(Checkpoint(folder)) is GLANCE
+    assert kind_of(Checkpoint(folder)) is GLANCE
     pair = Pair(monkeypatch, folder, target, of_draft={"target_model": target}, device="cpu", max_slots=2)
     assert isinstance(pair.draft.worker._drafter, MaskDrafter)
     state = pair.draft.base.loaded

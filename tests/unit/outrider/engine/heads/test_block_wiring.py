@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
-from outrider.engine.heads.families import DFLASH, DSPARK
 from outrider.engine.heads.head_loader import LoadedHead, load_head
+from outrider.engine.heads.kinds import DFLASH, DSPARK
 from outrider.engine.heads.projection import Projection
 from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.settings.config import DraftConfig

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.heads import families
+from outrider.engine.heads import kinds
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import read_eagle3
-from outrider.engine.heads.families import family_of
+from outrider.engine.heads.kinds import kind_of
 from outrider.wire.errors import ConfigError
 from tests.stack import DEMO_TARGET
 from tests.unit.outrider.engine.files.folders import refusal, with_fields
@@ -73,10 +73,10 @@ def test_an_ordinary_pickled_model_is_not_opened(tmp_path: Path) -> None:
     """Its own loader says what it wants; a head's is asked for, since its config cannot tell the kind."""
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 4}))
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    assert family_of(Checkpoint(str(tmp_path))) is families.MODEL
+    assert kind_of(Checkpoint(str(tmp_path))) is kinds.MODEL
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(ConfigError, match="a pickle"):
-        family_of(Checkpoint(str(tmp_path)))
+        kind_of(Checkpoint(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_damaged_files_are_named(name: str, text: str, message: str, tmp_path: P
     files(tmp_path, LLAMA)
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
-        family_of(Checkpoint(str(tmp_path)))
+        kind_of(Checkpoint(str(tmp_path)))
 
 
 def test_a_folder_without_weights_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(ConfigError, match="has no weights"):
-        family_of(Checkpoint(str(tmp_path)))
+        kind_of(Checkpoint(str(tmp_path)))

@@ -17,9 +17,9 @@ from torch import Tensor
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead, read_dflash
-from outrider.engine.heads.families import DFLASH, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.kinds import DFLASH, kind_of
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
@@ -97,7 +97,7 @@ def made(case: Case, target_folder: str) -> BlockHead:
 
 def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     files = Checkpoint(made(case, target_folder).write(folder, case.config))
-    assert family_of(files) is DFLASH
+    assert kind_of(files) is DFLASH
     return read_dflash(files, TargetFiles(target_folder), is_dspark=False)
 
 

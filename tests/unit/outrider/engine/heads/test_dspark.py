@@ -11,8 +11,8 @@ from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import read_dflash
-from outrider.engine.heads.families import DSPARK, family_of
 from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.kinds import DSPARK, kind_of
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.step_plan import Row
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, MASK, RANK, BlockHead
@@ -72,7 +72,7 @@ CONFIDENCE = {"confidence_head.proj.weight": torch.ones(1, WIDTH + RANK), "confi
 
 def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     files = Checkpoint(made(case, target_folder).write(folder, case.config, **CONFIDENCE))
-    assert family_of(files) is DSPARK
+    assert kind_of(files) is DSPARK
     return read_dflash(files, TargetFiles(target_folder), is_dspark=True)
 
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
-from outrider.engine.heads.families import EAGLE3, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
+from outrider.engine.heads.kinds import EAGLE3, kind_of
 from outrider.engine.heads.network import UNMAPPED, CarryHead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
@@ -117,7 +117,7 @@ def made(case: Case, target_folder: str) -> Eagle3:
 def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     where = made(case, target_folder).write(folder, case.config, midlayer=case.midlayer, pickled=case.pickled)
     files = Checkpoint(where, allow_pickle=True)
-    assert family_of(files) is EAGLE3
+    assert kind_of(files) is EAGLE3
     return read_eagle3(files, TargetFiles(target_folder))
 
 
@@ -259,13 +259,13 @@ def test_a_target_in_parts_is_read_by_its_index(target_folder: str, tmp_path: Pa
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
     files = TargetFiles(str(tmp_path))
     assert torch.equal(files.embedding(), whole["model.embed_tokens.weight"])
-    assert torch.equal(files.projection(), whole["lm_head.weight"])
+    assert torch.equal(files.lm_head(), whole["lm_head.weight"])
 
 
 def test_a_pickle_is_read_only_when_it_is_allowed(target_folder: str, tmp_path: Path) -> None:
     folder = Eagle3().write(tmp_path, ORIGINAL, pickled=True)
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin, a pickle.*allow_pickle"):
-        family_of(Checkpoint(folder))
+        kind_of(Checkpoint(folder))
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin holds something else than tensors by name"):
         read_eagle3(Checkpoint(folder, allow_pickle=True), TargetFiles(target_folder))

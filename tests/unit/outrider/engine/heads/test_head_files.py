@@ -1,4 +1,4 @@
-"""Files of heads that do not fit are refused by the name of what is wrong with them, whatever the family."""
+"""Files of heads that do not fit are refused by the name of what is wrong with them, whatever the kind."""
 
 from __future__ import annotations
 
@@ -177,21 +177,21 @@ REFUSALS: dict[str, list[tuple[Spoil, str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("family", "spoil", "message"),
-    [(family, *refusal) for family, refusals in REFUSALS.items() for refusal in refusals],
-    ids=[f"{family} {number}" for family, refusals in REFUSALS.items() for number in range(len(refusals))],
+    ("kind", "spoil", "message"),
+    [(kind, *refusal) for kind, refusals in REFUSALS.items() for refusal in refusals],
+    ids=[f"{kind} {number}" for kind, refusals in REFUSALS.items() for number in range(len(refusals))],
 )
 def test_files_that_do_not_fit_are_refused_by_name(
-    family: str, spoil: Spoil, message: str, target_folder: str, tmp_path: Path
+    kind: str, spoil: Spoil, message: str, target_folder: str, tmp_path: Path
 ) -> None:
-    folder, target = WRITERS[family](tmp_path, target_folder)
+    folder, target = WRITERS[kind](tmp_path, target_folder)
     path, weights = Path(folder, "config.json"), Path(folder, "model.safetensors")
     written, tensors = json.loads(path.read_text()), load_file(weights)
     spoil(written, tensors)
     path.write_text(json.dumps(written))
     save_file(tensors, weights)
     with pytest.raises(ConfigError, match=message):
-        READERS[family.split(" of ")[0]](Checkpoint(folder), TargetFiles(target))
+        READERS[kind.split(" of ")[0]](Checkpoint(folder), TargetFiles(target))
 
 
 def test_an_embedding_of_the_mask_in_a_file_of_its_own_is_refused(target_folder: str, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from outrider.engine.attention.paged_plan import PagedPlan
-from outrider.engine.heads.families import DFLASH, EAGLE3, HeadFamily
 from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.kinds import DFLASH, EAGLE3, HeadKind
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
@@ -20,15 +20,15 @@ from tests.unit.outrider.engine.heads import test_dflash, test_eagle3
 from tests.unit.outrider.engine.heads.block_layouts import BlockHead
 from tests.unit.outrider.engine.heads.layouts import WIDTH, Eagle3
 
-HEADS: tuple[tuple[HeadFamily, Eagle3 | BlockHead, dict[str, Any]], ...] = (
+HEADS: tuple[tuple[HeadKind, Eagle3 | BlockHead, dict[str, Any]], ...] = (
     (EAGLE3, Eagle3(), test_eagle3.ORIGINAL),
     (DFLASH, BlockHead(), test_dflash.ZLAB),
 )
 
 
-@pytest.mark.parametrize(("family", "head", "config"), HEADS)
+@pytest.mark.parametrize(("kind", "head", "config"), HEADS)
 def test_a_head_that_the_cache_would_change_is_refused(
-    family: HeadFamily,
+    kind: HeadKind,
     head: Any,
     config: dict[str, Any],
     target_folder: str,
@@ -46,7 +46,7 @@ def test_a_head_that_the_cache_would_change_is_refused(
         model=head.write(tmp_path, config), device="cpu", max_slots=2, kv_cache_tokens=256, attention_path="paged"
     )
     with pytest.raises(ConfigError, match=r"cannot be served: paged: computes other logits with this cache"):
-        load_head(settings, target_folder, family)
+        load_head(settings, target_folder, kind)
 
 
 def test_rows_without_features_of_the_heads_width_are_refused(target_folder: str, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import EAGLE1, MTP, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import LoadedHead, load_head
 from outrider.engine.heads.joined import JoinedHead, read_eagle1, read_mtp
+from outrider.engine.heads.kinds import EAGLE1, MTP, kind_of
 from outrider.engine.heads.wiring import ProbeStates, score_head, text_logits
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
@@ -27,7 +27,7 @@ from tests.unit.outrider.engine.heads.test_wiring import NUM_TOKENS, seen_with
 
 def read(head: str, target: str) -> HeadFiles:
     files = Checkpoint(head)
-    kind = family_of(files, target)
+    kind = kind_of(files, target)
     return (read_mtp if kind is MTP else read_eagle1)(files, TargetFiles(target))
 
 
@@ -71,7 +71,7 @@ def blank() -> ProbeStates:
 def sound(name: str, folder: Path) -> tuple[LoadedHead, Tensor]:
     """Return a loaded head, and the ids that it proposes."""
     _, where, target = CASES[name](folder)
-    loaded = load_head(settings(where, dtype="float32"), target, family_of(Checkpoint(where), target))
+    loaded = load_head(settings(where, dtype="float32"), target, kind_of(Checkpoint(where), target))
     return loaded, text_logits(loaded, blank(), (NORMED,)).argmax(-1)
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import MEDUSA, family_of
 from outrider.engine.heads.head_loader import load_head
+from outrider.engine.heads.kinds import MEDUSA, kind_of
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.network import UNMAPPED
 from outrider.wire.errors import ConfigError
@@ -84,7 +84,7 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], name
 
 def logits_of(folder: str, target_folder: str, hidden: Tensor) -> Tensor:
     files = Checkpoint(folder, allow_pickle=True)
-    assert family_of(files) is MEDUSA
+    assert kind_of(files) is MEDUSA
     found = read_medusa(files, TargetFiles(target_folder))
     assert found.projection.spec.taps == (NORMED,) and not found.projection.tensors
     doubles = {name: t.double() if t.is_floating_point() else t for name, t in found.tensors.items()}

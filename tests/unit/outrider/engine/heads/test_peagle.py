@@ -18,9 +18,9 @@ from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_peagle
-from outrider.engine.heads.families import PEAGLE, family_of
 from outrider.engine.heads.head_loader import load_head
 from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.kinds import PEAGLE, kind_of
 from outrider.engine.heads.wiring import score_head, text_logits
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
@@ -72,7 +72,7 @@ def test_a_head_fills_masks_as_it_was_trained(name: str, target_folder: str, tmp
     config, more = CASES[name]
     head = made(**more)
     files = Checkpoint(head.write(tmp_path, config, midlayer=name != "speculators"))
-    assert family_of(files) is PEAGLE
+    assert kind_of(files) is PEAGLE
     read = read_peagle(files, TargetFiles(target_folder))
     network = Eagle3Head.of(
         read.facts, {n: t.double() if t.is_floating_point() else t for n, t in read.tensors.items()}

@@ -17,10 +17,10 @@ from torch import Tensor
 from outrider.engine.attention.forward_path import NORMED
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
-from outrider.engine.heads.families import EAGLE3, MEDUSA
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_loader import LoadedHead, load_head
 from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.kinds import EAGLE3, MEDUSA
 from outrider.engine.heads.projection import Projection
 from outrider.engine.heads.wiring import MAX_TOKENS, ProbeStates, score_head, taps_to_probe, text_logits
 from outrider.engine.kv_pool import KVPool

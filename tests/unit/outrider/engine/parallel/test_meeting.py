@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.parallel.meeting import accept_followers, connect_to_rank_zero, make_meeting_place
+from outrider.engine.parallel.meeting import accept_ranks, connect_to_rank_zero, make_meeting_place
 from outrider.wire.errors import ConfigError, Unavailable
 
 
@@ -21,7 +21,7 @@ def test_ranks_meet_in_any_order_and_miss_each_other_at_once(tmp_path: Path) -> 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (2, 1)]
     for thread in threads:
         thread.start()
-    guests = accept_followers(tmp_path, 3, 10)
+    guests = accept_ranks(tmp_path, 3, 10)
     for thread in threads:
         thread.join()
     assert [guest.rank for guest in guests] == [1, 2]
@@ -41,7 +41,7 @@ def test_ranks_meet_in_any_order_and_miss_each_other_at_once(tmp_path: Path) -> 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"ranks \[1, 2\] of 3 did not come within 0.05 s"):
-        accept_followers(tmp_path, 3, 0.05)
+        accept_ranks(tmp_path, 3, 0.05)
     with pytest.raises(Unavailable, match="rank 0 does not listen"):
         connect_to_rank_zero(tmp_path, 1, 0.05)
 

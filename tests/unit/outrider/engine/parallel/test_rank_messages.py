@@ -13,7 +13,7 @@ from outrider.engine.step_plan import Row
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=5))
-def test_a_follower_reads_of_a_row_what_a_path_may_read(sizes: list[tuple[int, int, int]]) -> None:
+def test_a_rank_reads_of_a_row_what_a_path_may_read(sizes: list[tuple[int, int, int]]) -> None:
     pool, rows = KVPool(64, 4), []
     for num_cached, num_new, num_logits in sizes:
         table = pool.new_table()

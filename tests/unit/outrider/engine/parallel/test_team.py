@@ -65,7 +65,7 @@ class Computes:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self.forward([])
 
-    def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+    def move_tokens(self, from_indices: Sequence[int], to_indices: Sequence[int]) -> None:
         self.forward([])
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
@@ -75,7 +75,7 @@ class Computes:
 
 
 class Met:
-    """A team over real lines, whose follower is this test."""
+    """A team over real lines, whose other rank is this test."""
 
     def __init__(self, team: Team, host: RankZeroLines, lost: list[OutriderError]) -> None:
         self.team, self.host, self.lost = team, host, lost
@@ -116,7 +116,7 @@ def row_of(ids: list[int]) -> Row:
 def test_what_fails_on_rank_0_alone_ends_the_team(
     error: Exception, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(team, "GRACE_S", 0.01)  # no follower's end is to be waited for
+    monkeypatch.setattr(team, "GRACE_S", 0.01)  # no rank's end is to be waited for
     with met(tmp_path / "ranks") as found:
         do = {
             "forward": lambda: found.path.forward([row_of([1, 2, 3])]),
@@ -131,7 +131,7 @@ def test_what_fails_on_rank_0_alone_ends_the_team(
         with pytest.raises(Unavailable, match="no longer work together"):
             do()
         assert [str(reason) for reason in found.lost] == [str(found.team.loss_error)]
-        assert len(found.told()) == 1, "followers are told nothing more, nor that they end in good order"
+        assert len(found.told()) == 1, "the other ranks are told nothing more, nor that they end in good order"
 
 
 def test_a_wrong_token_is_its_sender_s_business_alone(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_wrong_token_is_its_sender_s_business_alone(tmp_path: Path) -> None:
         assert not found.lost and found.told() == [messages.FORWARD, messages.END]
 
 
-def test_a_follower_that_does_not_listen_ends_the_team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_listen_ends_the_team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the message has left by then, so nothing can follow it."""
     monkeypatch.setattr(team, "MEETING_TIMEOUT_S", 1.5)
     monkeypatch.setattr(team, "GRACE_S", 0.01)
@@ -166,7 +166,7 @@ def keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def forked(module: str, *args: str) -> Iterator[Forked]:
-    """A follower, ended with the test."""
+    """A rank above 0, ended with the test."""
     process = Forked(module, list(args))
     try:
         yield process
@@ -178,12 +178,12 @@ def forked(module: str, *args: str) -> Iterator[Forked]:
 
 @CPU_ONLY
 @SPLITS_ANY_VOCABULARY
-def test_a_follower_that_is_killed_is_no_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_killed_is_no_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every path then fails in a sum, and none is to blame."""
     keep_environment(monkeypatch)
     model, ranks, lost = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks", list[OutriderError]()
     config = config_of(model)
-    with forked("outrider.engine.loading.follower", str(ranks), "1", "0") as follower:
+    with forked("outrider.engine.loading.rank_process", str(ranks), "1", "0") as follower:
 
         def kill_and_choose(*args: Any) -> ModelRunner:
             follower.kill()

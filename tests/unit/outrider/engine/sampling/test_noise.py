@@ -29,8 +29,8 @@ def column(*values: int) -> NDArray[np.uint64]:
     return np.array(values, dtype=np.uint64)
 
 
-def draw(seed: int, choice: int, position: int, purpose: NoiseStream, round_: int = 0, candidate: int = 0) -> float:
-    return float(host_uniforms(column(seed), column(choice), column(position), purpose, round_, candidate)[0])
+def draw(seed: int, choice: int, position: int, purpose: NoiseStream, round_: int = 0, sample_index: int = 0) -> float:
+    return float(host_uniforms(column(seed), column(choice), column(position), purpose, round_, sample_index)[0])
 
 
 @pytest.mark.parametrize(("given", "expected"), KNOWN_ANSWERS)
@@ -49,11 +49,11 @@ def test_equals_unbounded_integers_on_random_input(num: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
 def test_key_and_counter_layout(seed: int) -> None:
-    choice, position, round_, candidate = 1023, 4_000_000_000, 3_999_999_998, 5
-    counter = [round_, position, NoiseStream.OWN_DRAFT | choice << 8, candidate]
+    choice, position, round_, sample_index = 1023, 4_000_000_000, 3_999_999_998, 5
+    counter = [round_, position, NoiseStream.OWN_DRAFT | choice << 8, sample_index]
     words = philox_by_hand(counter, [seed & WORD, seed >> 32])
     expected = (words[0] << 21 | words[1] >> 11) / 2**53
-    assert draw(seed, choice, position, NoiseStream.OWN_DRAFT, round_, candidate) == expected
+    assert draw(seed, choice, position, NoiseStream.OWN_DRAFT, round_, sample_index) == expected
 
 
 def test_every_part_of_the_key_changes_the_number() -> None:
@@ -65,7 +65,7 @@ def test_every_part_of_the_key_changes_the_number() -> None:
         draw(5, 1, 10, NoiseStream.ACCEPT),
         draw(5, 1, 9, NoiseStream.OWN_DRAFT),
         draw(5, 1, 9, NoiseStream.ACCEPT, round_=8),
-        draw(5, 1, 9, NoiseStream.ACCEPT, candidate=1),
+        draw(5, 1, 9, NoiseStream.ACCEPT, sample_index=1),
     ]
     assert len({base, *others}) == 8
 

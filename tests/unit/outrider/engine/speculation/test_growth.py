@@ -79,7 +79,7 @@ def test_a_requested_tree_shape_is_whole_after_accepted_tokens_too(rule: dict[st
     tree = TreeShape.parse(shape)
     draft = Draft(speculation=Speculation(max_draft_tokens=tree.max_nodes, tree=tree), **rule).grow()
     for hit in range(4):
-        places = draft.tree.plan.places
+        places = draft.tree.plan.num_children
         queue: list[tuple[tuple[int, ...], int]] = [((), ROOT)]
         num_nodes = 0
         for place, node in queue:

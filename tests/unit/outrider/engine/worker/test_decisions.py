@@ -8,7 +8,7 @@ from outrider.engine.worker.decisions import Need, SlotState
 from outrider.engine.worker.jobs import MAX_NARROW
 
 
-def state(committed: int, cached: int, want: Need = Need.STEP, blocks: int = 1, to_encode: int = 0) -> SlotState:
+def state(committed: int, cached: int, want: Need = Need.RUN, blocks: int = 1, to_encode: int = 0) -> SlotState:
     return SlotState((1, 1), want, committed, cached, committed + 4, blocks, num_to_encode=to_encode)
 
 
@@ -33,9 +33,9 @@ def test_the_last_token_is_never_fed_before_the_step(
 @pytest.mark.parametrize(
     ("want", "committed", "blocks", "is_waiting"),
     [
-        (Need.STEP, 9, 0, True),  # to be admitted
-        (Need.STEP, 9, 1, False),  # to run at once
-        (Need.STEP, 99, 1, True),  # to be fed
+        (Need.RUN, 9, 0, True),  # to be admitted
+        (Need.RUN, 9, 1, False),  # to run at once
+        (Need.RUN, 99, 1, True),  # to be fed
         (Need.PREFILL, 99, 0, True),
         (Need.PREFILL, 9, 0, False),
         (Need.NOTHING, 99, 0, False),

@@ -7,7 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from outrider.engine.worker.engine_thread import MAX_CONSECUTIVE_FAULTS, MEMORY_S, EngineThread, StepTimes
+from outrider.engine.worker.engine_thread import MAX_CONSECUTIVE_FAULTS, PERIOD_S, EngineThread, StepTimes
 from outrider.engine.worker.jobs import JobFault
 from tests.unit.clock import Clock
 
@@ -78,13 +78,13 @@ def test_a_long_step_is_remembered_for_a_while() -> None:
     times.add(2.0)
     times.add(0.5)
     assert (times.num_steps, times.busy_s, times.longest_s) == (2, 2.5, 2.0)
-    clock.now += MEMORY_S
+    clock.now += PERIOD_S
     times.add(0.5)
     assert times.longest_s == 2.0, "the span before counts, too"
-    clock.now += MEMORY_S
+    clock.now += PERIOD_S
     times.add(0.25)
     assert times.longest_s == 0.5
-    clock.now += 2 * MEMORY_S
+    clock.now += 2 * PERIOD_S
     times.add(0.125)
     assert times.longest_s == 0.125, "nothing was heard for longer than is remembered"
 

@@ -30,7 +30,7 @@ BLOCK_SIZE = 4
 
 def state(
     index: int,
-    want: Need = Need.STEP,
+    want: Need = Need.RUN,
     committed: int = 9,
     cached: int | None = None,
     k: int = 4,
@@ -42,7 +42,7 @@ def state(
     return SlotState((1, index), want, committed, num_cached, committed + k, num_blocks)
 
 
-def blank(index: int, committed: int = 9, want: Need = Need.STEP) -> SlotState:
+def blank(index: int, committed: int = 9, want: Need = Need.RUN) -> SlotState:
     return state(index, want, committed, cached=0)
 
 
@@ -60,8 +60,8 @@ def test_ready_steps_go_before_an_older_prompt() -> None:
 
 
 def test_a_prompt_alone_gets_the_whole_budget() -> None:
-    assert plan(state(1, Need.STEP, 300, cached=20)) == [PrefillSlot((1, 1), 64)]
-    assert plan(state(1, Need.STEP, 60, cached=20)) == [PrefillSlot((1, 1), 39)]
+    assert plan(state(1, Need.RUN, 300, cached=20)) == [PrefillSlot((1, 1), 64)]
+    assert plan(state(1, Need.RUN, 60, cached=20)) == [PrefillSlot((1, 1), 39)]
 
 
 def test_nobody_younger_overtakes_one_who_waits_for_memory() -> None:
@@ -109,7 +109,7 @@ def test_dormant_slots_keep_nobody_waiting(held: list[tuple[int, bool]], num_fre
     ]
     num_pool = num_free + sum(blocks for blocks, _ in held)
     committed = data.draw(st.integers(1, num_pool * BLOCK_SIZE))
-    asking = state(99, Need.STEP, committed, cached=0, k=0)
+    asking = state(99, Need.RUN, committed, cached=0, k=0)
     decisions = plan(*dormant, asking, num_free=num_free, budget=10_000)
     taken = set(keys(decisions, Preempt))
     if taken:
@@ -118,7 +118,7 @@ def test_dormant_slots_keep_nobody_waiting(held: list[tuple[int, bool]], num_fre
     assert keys(decisions, Admit) == [99]
 
 
-def sourced(index: int, num_source: int, want: Need = Need.STEP, blocks: int = 0) -> SlotState:
+def sourced(index: int, num_source: int, want: Need = Need.RUN, blocks: int = 0) -> SlotState:
     """A slot that has a start token, 4 drafts, and a source that is not encoded."""
     num_source_blocks = -(-num_source // BLOCK_SIZE)
     return SlotState((1, index), want, 1, 0, 5, blocks, 0, num_source_blocks, num_source)
@@ -309,13 +309,13 @@ class World:
     def check(self, states: list[SlotState], decisions: list[Decision]) -> None:
         going = [d.key for d in decisions if isinstance(d, Run | PrefillSlot)]
         assert len(set(going)) == len(going)
-        ready = [d for d in states if d.want is Need.STEP and d.num_blocks and not d.num_to_feed]
+        ready = [d for d in states if d.want is Need.RUN and d.num_blocks and not d.num_to_feed]
         waiting = [d.key for d in decisions if isinstance(d, SkipSlot)]
         assert all(d.key in going or d.key in waiting for d in ready)
         num_run = self.num_run(states, decisions)
         probe = bool(num_run) and self.scheduler.cost.needs_probe(num_run)  # prompts wait for one step
         for d in states:  # the oldest that wants something gets it, unless older ones hold the memory
-            wants_work = d.want is Need.STEP or (d.want is Need.PREFILL and d.num_to_feed)
+            wants_work = d.want is Need.RUN or (d.want is Need.PREFILL and d.num_to_feed)
             if wants_work and not any(other.num_blocks for other in states if other.key < d.key):
                 younger_hold = any(other.num_blocks for other in states if other.key > d.key)
                 assert d.key in going or (not d.num_blocks and younger_hold) or (d.num_to_feed and probe)
@@ -388,7 +388,7 @@ class World:
                     sequence.k = self.dice.choice((0, 1, 4))
                     sequence.want = Need.PREFILL
                 if everybody or self.dice.random() < 0.7:
-                    sequence.want = Need.STEP
+                    sequence.want = Need.RUN
 
 
 def test_every_request_ends_in_any_pool_that_holds_the_largest() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.workers.retry_budget import REQUESTS_PER_RETRY, RESERVE_S, RetryBudget
+from gateway.workers.retry_budget import CHOICES_PER_RETRY, RESERVE_S, RetryBudget
 from outrider.wire.processes.health import ALONE_S, FIRST_PAUSE_S, MAX_PAUSE_S, CallOutcome, Health
 from tests.unit.clock import Clock
 
@@ -106,8 +106,8 @@ def test_retries_are_a_share_of_the_requests_on_top_of_a_floor(clock: Clock) -> 
     budget = RetryBudget(2.0, clock)
     assert sum(budget.use_retry() for _ in range(100)) == 2.0 * RESERVE_S, "the reserve of an idle gateway"
     for _ in range(50):
-        budget.request()
-    assert sum(budget.use_retry() for _ in range(100)) == 50 / REQUESTS_PER_RETRY
+        budget.note_choice()
+    assert sum(budget.use_retry() for _ in range(100)) == 50 / CHOICES_PER_RETRY
     clock.now += 3.0
     assert sum(budget.use_retry() for _ in range(100)) == 6
     clock.now += 1000.0

@@ -166,7 +166,7 @@ def test_the_size_of_a_model_is_of_all_its_files_or_unknown(tmp_path: Path) -> N
     config = system({"target": str(tmp_path), "draft": "nobody/has-this-one"})
     assert gpu_shares(config.pools) == {"target": 0.75, "draft": 0.25}
     assert "--gpu-memory-utilization" in flags(
-        config.targets[0].worker.model_copy(update={"gpu_memory_utilization": 1})
+        config.target_pools[0].worker.model_copy(update={"gpu_memory_utilization": 1})
     )
 
 

@@ -39,15 +39,15 @@ def test_a_target_and_a_draft_are_short_for_a_pool_of_each() -> None:
 
 def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     config = read({**CLUSTER, "drafts": {"guesses": {"drafter": "ngram", "serves": ["code", "chat"]}}})
-    (guesses,) = config.drafts
+    (guesses,) = config.draft_pools
     assert (guesses.worker.drafter, guesses.worker.model, guesses.has_model) == ("ngram", "u", False)
     assert read(json.loads(config.to_json())) == config
     named = read({**CLUSTER, "drafts": {"guesses": {"drafter": "lookup", "model": "v", "serves": "chat"}}})
-    assert named.drafts[0].worker.model == "v"
+    assert named.draft_pools[0].worker.model == "v"
     monkeypatch.setenv("OUTRIDER_DRAFT_DRAFTER", "lookup")
-    assert read({"target": {"model": "t"}, "draft": {}}).drafts[0].worker.model == "t"
+    assert read({"target": {"model": "t"}, "draft": {}}).draft_pools[0].worker.model == "t"
     monkeypatch.setenv("OUTRIDER_DRAFT_MODEL", "w")
-    assert read({"target": {"model": "t"}, "draft": {}}).drafts[0].worker.model == "w"
+    assert read({"target": {"model": "t"}, "draft": {}}).draft_pools[0].worker.model == "w"
 
 
 @pytest.mark.parametrize(

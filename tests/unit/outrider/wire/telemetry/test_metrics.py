@@ -11,24 +11,24 @@ from prometheus_client.core import Metric
 
 from gateway.telemetry.vllm_names import ChoiceSeries, VllmNames
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.telemetry.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics
+from outrider.wire.telemetry.metrics import WINDOW_S, GatewayMetrics, RecentAcceptance
 from tests.unit.clock import Clock
 
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 8), st.integers(0, 8)), max_size=60))
 def test_rate_equals_a_count_from_the_start(rounds: list[tuple[float, int, int]]) -> None:
     clock = Clock()
-    window, seen = AcceptanceWindow(clock), []
+    acceptance, seen = RecentAcceptance(clock), []
     for pause_s, drafted, accepted in rounds:
         clock.now += pause_s
-        window.add(drafted, min(accepted, drafted))
+        acceptance.add(drafted, min(accepted, drafted))
         seen.append((int(clock.now), drafted, min(accepted, drafted)))
         recent = [(d, a) for at, d, a in seen if at >= int(clock.now) - WINDOW_S]
         drafted_sum = sum(d for d, _ in recent)
         if drafted_sum:
-            assert window.rate() == sum(a for _, a in recent) / drafted_sum
+            assert acceptance.rate() == sum(a for _, a in recent) / drafted_sum
         else:
-            assert math.isnan(window.rate())
+            assert math.isnan(acceptance.rate())
 
 
 def families(registry: object) -> dict[str, Metric]:

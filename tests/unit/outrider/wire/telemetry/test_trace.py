@@ -49,8 +49,8 @@ def test_sampling_follows_the_caller_and_else_the_environment(spans: Spans, monk
     assert caller is not None
     begun = spans.begin("request", caller, 1)
     assert begun is not None
-    assert begun.place.trace_id == caller.trace_id
-    assert begun.place.span_id != caller.span_id
+    assert begun.context.trace_id == caller.trace_id
+    assert begun.context.span_id != caller.span_id
     assert spans.begin("request", TraceParent(1, 2, False), 1) is None
     assert spans.begin("request", None, 1) is not None
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
@@ -71,7 +71,7 @@ def test_a_span_arrives_as_it_was_recorded(registry: CollectorRegistry, monkeypa
         request = spans.begin("request", parent, 5, server=True)
         assert request is not None
         facts = {"k": 5, "encoding": "ids"}
-        place = spans.add("verify", request.place, 20, 10, facts, error="BEHIND", span_id=77)
+        place = spans.add("verify", request.context, 20, 10, facts, error="BEHIND", span_id=77)
         assert place == TraceParent(parent.trace_id, 77, True)
         request.end(30, {})
         spans.close()

@@ -25,8 +25,8 @@ from outrider.wire.transport.tls import (
     KEY,
     CertificateFolder,
     Certificates,
-    part_certificates,
     public_certificates,
+    role_certificates,
 )
 from tests.certificates import authority, now, part_folder, public_folder, role_names, write_folder
 
@@ -237,7 +237,7 @@ def test_listening_beyond_this_machine_without_certificates_is_warned_of(
     host: str, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert part_certificates(None, Role.DRAFT, host) is None
+        assert role_certificates(None, Role.DRAFT, host) is None
         assert public_certificates(None, host) is None
-        assert part_certificates(None, Role.GATEWAY) is None
+        assert role_certificates(None, Role.GATEWAY) is None
     assert len(caplog.records) == 2 * warned

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.api.forms.responses_form import custom_input
-from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.layers.responses_schemas import ResponsesBody
+from gateway.api.layers.responses_writer import custom_input
 from gateway.api.schemas.parsing import parse_body
 from outrider.wire.errors import InvalidRequest
 from tests.unit.gateway.api.schemas.prompts_of import SCHEMA, USER, prompt_of

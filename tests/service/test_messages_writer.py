@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.request_checks import MAX_MESSAGES
-from gateway.api.forms.layers import AnswerReader
+from gateway.api.layers.layer_answer import AnswerReader
 from gateway.generation import FinishReason, OutputTimings, RoundOutput
 from gateway.tools.parts import Content
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost

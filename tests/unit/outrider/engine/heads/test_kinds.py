@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.heads import families
-from outrider.engine.heads.families import HeadFamily, family_of, is_same, pard_block
+from outrider.engine.heads import kinds
+from outrider.engine.heads.kinds import HeadKind, is_same, kind_of, pard_block
 from outrider.wire.errors import ConfigError
 from tests.unit.outrider.engine.heads.folders import MODEL, files
 
@@ -20,35 +20,33 @@ EAGLE3 = ("fc.weight", "lm_head.weight", "midlayer.hidden_norm.weight")
 @pytest.mark.parametrize(
     ("config", "names", "kind"),
     [
-        (LLAMA, MODEL, families.MODEL),
-        ({**LLAMA, "num_nextn_predict_layers": 1}, MODEL, families.MODEL),
-        ({**LLAMA, "pard_token": 90}, MODEL, families.PARD),
-        ({**LLAMA, "ptd_token_id": 90}, MODEL, families.PARD),
-        (LLAMA, EAGLE3, families.EAGLE3),
-        (LLAMA, ("fc.weight", "layers.0.hidden_norm.weight"), families.EAGLE3),
-        ({"speculators_model_type": "eagle3"}, EAGLE3, families.EAGLE3),
-        (LLAMA, EAGLE1, families.EAGLE1),
-        ({"speculators_model_type": "mtp"}, ("mtp_layers.0.input_proj.weight",), families.MTP),
-        ({"speculators_model_type": "peagle"}, EAGLE3, families.PEAGLE),
-        ({**LLAMA, "architectures": ["PEagleDraftModel"]}, EAGLE3, families.PEAGLE),
-        (LLAMA, (*EAGLE3, "mask_hidden"), families.PEAGLE),
-        ({**LLAMA, "pard_token": 3, "parallel_drafting": True}, EAGLE3, families.PEAGLE),
-        ({"medusa_num_heads": 5}, ("0.0.linear.weight",), families.MEDUSA),
-        ({"model_type": "medusa"}, ("blocks.0.layers.0.weight",), families.MEDUSA),
-        ({}, ("medusa_head.0.0.linear.weight",), families.MEDUSA),
-        ({"architectures": ["DFlashDraftModel"]}, EAGLE1, families.DFLASH),
-        ({"dflash_config": {"mask_token_id": 3}}, EAGLE1, families.DFLASH),
-        ({"speculators_model_type": "dflash", "projector_type": "dflash"}, EAGLE1, families.DFLASH),
-        ({"dflash_config": {"mask_token_id": 3}, "parallel_drafting": True}, EAGLE1, families.DFLASH),
-        ({"dflash_config": {"projector_type": "dspark"}}, EAGLE1, families.DSPARK),
-        ({"architectures": ["Qwen3DSparkModel"]}, EAGLE1, families.DSPARK),
-        ({"speculators_model_type": "dspark"}, EAGLE1, families.DSPARK),
+        (LLAMA, MODEL, kinds.MODEL),
+        ({**LLAMA, "num_nextn_predict_layers": 1}, MODEL, kinds.MODEL),
+        ({**LLAMA, "pard_token": 90}, MODEL, kinds.PARD),
+        ({**LLAMA, "ptd_token_id": 90}, MODEL, kinds.PARD),
+        (LLAMA, EAGLE3, kinds.EAGLE3),
+        (LLAMA, ("fc.weight", "layers.0.hidden_norm.weight"), kinds.EAGLE3),
+        ({"speculators_model_type": "eagle3"}, EAGLE3, kinds.EAGLE3),
+        (LLAMA, EAGLE1, kinds.EAGLE1),
+        ({"speculators_model_type": "mtp"}, ("mtp_layers.0.input_proj.weight",), kinds.MTP),
+        ({"speculators_model_type": "peagle"}, EAGLE3, kinds.PEAGLE),
+        ({**LLAMA, "architectures": ["PEagleDraftModel"]}, EAGLE3, kinds.PEAGLE),
+        (LLAMA, (*EAGLE3, "mask_hidden"), kinds.PEAGLE),
+        ({**LLAMA, "pard_token": 3, "parallel_drafting": True}, EAGLE3, kinds.PEAGLE),
+        ({"medusa_num_heads": 5}, ("0.0.linear.weight",), kinds.MEDUSA),
+        ({"model_type": "medusa"}, ("blocks.0.layers.0.weight",), kinds.MEDUSA),
+        ({}, ("medusa_head.0.0.linear.weight",), kinds.MEDUSA),
+        ({"architectures": ["DFlashDraftModel"]}, EAGLE1, kinds.DFLASH),
+        ({"dflash_config": {"mask_token_id": 3}}, EAGLE1, kinds.DFLASH),
+        ({"speculators_model_type": "dflash", "projector_type": "dflash"}, EAGLE1, kinds.DFLASH),
+        ({"dflash_config": {"mask_token_id": 3}, "parallel_drafting": True}, EAGLE1, kinds.DFLASH),
+        ({"dflash_config": {"projector_type": "dspark"}}, EAGLE1, kinds.DSPARK),
+        ({"architectures": ["Qwen3DSparkModel"]}, EAGLE1, kinds.DSPARK),
+        ({"speculators_model_type": "dspark"}, EAGLE1, kinds.DSPARK),
     ],
 )
-def test_kinds_that_are_served(
-    config: dict[str, Any], names: tuple[str, ...], kind: HeadFamily, tmp_path: Path
-) -> None:
-    assert family_of(files(tmp_path, config, names)) is kind
+def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], kind: HeadKind, tmp_path: Path) -> None:
+    assert kind_of(files(tmp_path, config, names)) is kind
 
 
 @pytest.mark.parametrize(
@@ -74,23 +72,23 @@ def test_kinds_that_are_served(
 )
 def test_kinds_that_are_not_served(config: dict[str, Any], names: tuple[str, ...], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"{words}.* not served; served are EAGLE-3"):
-        family_of(files(tmp_path, config, names))
+        kind_of(files(tmp_path, config, names))
 
 
 @pytest.mark.parametrize(
     ("config", "names", "kind"),
     [
-        ({"num_nextn_predict_layers": 1}, ("model.layers.1.eh_proj.weight",), families.MTP),
-        ({"text_config": {"mtp_num_hidden_layers": 1}}, ("mtp.fc.weight",), families.MTP),
-        ({"num_nextn_predict_layers": 0}, ("model.layers.1.eh_proj.weight",), families.MODEL),
+        ({"num_nextn_predict_layers": 1}, ("model.layers.1.eh_proj.weight",), kinds.MTP),
+        ({"text_config": {"mtp_num_hidden_layers": 1}}, ("mtp.fc.weight",), kinds.MTP),
+        ({"num_nextn_predict_layers": 0}, ("model.layers.1.eh_proj.weight",), kinds.MODEL),
     ],
 )
 def test_a_target_that_drafts_for_itself_is_its_mtp_head(
-    config: dict[str, Any], names: tuple[str, ...], kind: HeadFamily, tmp_path: Path
+    config: dict[str, Any], names: tuple[str, ...], kind: HeadKind, tmp_path: Path
 ) -> None:
     found = files(tmp_path, {**LLAMA, **config}, (*MODEL, *names))
-    assert family_of(found, f"{tmp_path}/.") is kind
-    assert family_of(found, str(tmp_path.parent)) is family_of(found) is families.MODEL
+    assert kind_of(found, f"{tmp_path}/.") is kind
+    assert kind_of(found, str(tmp_path.parent)) is kind_of(found) is kinds.MODEL
 
 
 def test_two_names_of_one_file_are_one_model(tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ def test_two_names_of_one_file_are_one_model(tmp_path: Path) -> None:
 def test_a_target_that_lost_its_mtp_head_is_no_draft_of_itself(tmp_path: Path) -> None:
     found = files(tmp_path, {**LLAMA, "num_nextn_predict_layers": 1}, MODEL)
     with pytest.raises(ConfigError, match=r"has 1 layers for multi-token prediction and whose files have none; get"):
-        family_of(found, str(tmp_path))
+        kind_of(found, str(tmp_path))
 
 
 @pytest.mark.parametrize("token", [97, -1, "<mask>"])

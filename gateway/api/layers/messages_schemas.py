@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from gateway.admission.request_checks import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS
 from gateway.admission.unchecked_request import FieldNames, UncheckedRequest
-from gateway.api.forms.messages_blocks import (
+from gateway.api.layers.messages_blocks import (
     BLOCKS,
     ROLE_BLOCKS,
     Block,
@@ -23,7 +23,7 @@ from gateway.api.forms.messages_blocks import (
     content_of,
     text_part,
 )
-from gateway.api.forms.messages_tools import AnyMessagesTool, ToolChoice
+from gateway.api.layers.messages_tools import AnyMessagesTool, ToolChoice
 from gateway.api.schemas.base import LenientSchema, StrictSchema, described
 from gateway.api.schemas.content_parts import text_of_part
 from gateway.api.schemas.field_types import Strings

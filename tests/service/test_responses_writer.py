@@ -7,8 +7,8 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
 
-from gateway.api.forms.responses_form import ResponseForm
-from gateway.api.forms.responses_schemas import ResponsesBody
+from gateway.api.layers.responses_schemas import ResponsesBody
+from gateway.api.layers.responses_writer import ResponseWriter
 from gateway.api.openai_responses import join_outputs
 from gateway.api.schemas.parsing import parse_body
 from gateway.api.speculation_answers import speculation_of
@@ -186,9 +186,9 @@ async def test_text_behind_a_call_has_its_own_log_probs() -> None:
     async with in_process(generator) as http:
         by_rounds = (await http.post(PATH, json=asked)).json()
     (request,) = generator.requests
-    form = ResponseForm(parse_body(ResponsesBody, asked), "resp_1", request, generator.own_tokenizer)
-    assert list(form.push(join_outputs(rounds(generator, request)))), "the call ends and the text begins in one push"
-    for answer in (by_rounds, form.whole()):
+    writer = ResponseWriter(parse_body(ResponsesBody, asked), "resp_1", request, generator.own_tokenizer)
+    assert list(writer.push(join_outputs(rounds(generator, request)))), "the call ends and the text begins in one push"
+    for answer in (by_rounds, writer.whole()):
         assert [item["type"] for item in answer["output"]] == ["function_call", "message"]
         (part,) = answer["output"][1]["content"]
         assert part["text"] == "sorry about the quick brown fox"

@@ -1,4 +1,4 @@
-"""The table of drafts, one entry for each family: how a checkpoint is recognised, read and run.
+"""The table of drafts, one entry for each kind: how a checkpoint is recognised, read and run.
 
 A new head is an entry here and a file with its network and its reader: docs/add-a-head.md.
 """
@@ -29,40 +29,40 @@ does not fit."""
 WRAPPED = "speculators_model_type"
 """Key of config.json that names the kind of a head in speculators' layout."""
 WEIGHTS = "weights"
-"""Key in `HeadFamily.signs` whose pattern is compared with the file name of the pickle that holds the weights, instead
+"""Key in `HeadKind.signs` whose pattern is compared with the file name of the pickle that holds the weights, instead
 of with a value of config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadFamily:
-    """Family of heads, or of drafters that are whole models: how its checkpoints are recognised, read and run.
+class HeadKind:
+    """Kind of heads, or of drafters that are whole models: how its checkpoints are recognised, read and run.
 
-    A checkpoint belongs to the first family whose `signs` match its configuration. If there is none, it belongs to the
-    first family whose `tensors` match its tensor names.
+    A checkpoint belongs to the first kind whose `signs` match its configuration. If there is none, it belongs to the
+    first kind whose `tensors` match its tensor names.
     """
 
     label: str
-    """Name of the family in messages for users."""
+    """Name of the kind in messages for users."""
     name: str = ""
-    """Short name of the family in logs; empty for a family that is recognised but not served."""
+    """Short name of the kind in logs; empty for a kind that is recognised but not served."""
     network: type[HeadNetwork] | None = None
-    """Class of the head's network. None for a family that is recognised but not served, and for drafters that are whole
+    """Class of the head's network. None for a kind that is recognised but not served, and for drafters that are whole
     models, which another module loads."""
     read: Read | None = None
-    """Function that reads the files of the family's heads; None if `network` is None."""
+    """Function that reads the files of the kind's heads; None if `network` is None."""
     paths: tuple[str, ...] = ("paged",)
-    """Names of the attention paths that can run the family, the fastest first; empty for a head without a KV cache."""
+    """Names of the attention paths that can run the kind, the fastest first; empty for a head without a KV cache."""
     signs: Mapping[str, str] = field(default_factory=dict)
-    """Patterns by key of config.json, or of the object dflash_config in it. A checkpoint belongs to the family if one
+    """Patterns by key of config.json, or of the object dflash_config in it. A checkpoint belongs to the kind if one
     pattern is found in the value of its key. A value false never matches. The key `WEIGHTS` stands for the file name of
     the pickle with the weights."""
     tensors: tuple[str, ...] = ()
     """Patterns of tensor names. A checkpoint matches if each of them matches a whole tensor name in it."""
     forbidden_tensor: str | None = None
-    """Name of a tensor that checkpoints of the family must not have; None = no such condition."""
+    """Name of a tensor that checkpoints of the kind must not have; None = no such condition."""
 
     def matches(self, files: Checkpoint) -> bool:
-        """Return whether the checkpoint's configuration matches one of the family's `signs`."""
+        """Return whether the checkpoint's configuration matches one of the kind's `signs`."""
         fields = {**files.config, **files.part("dflash_config")}
         if files.pickle is not None:
             fields[WEIGHTS] = files.pickle.name
@@ -74,7 +74,7 @@ class HeadFamily:
 
     def matches_names(self, names: frozenset[str]) -> bool:
         """Return whether the tensor names of a checkpoint match `tensors` and do not contain `forbidden_tensor`. False
-        for a family without patterns.
+        for a kind without patterns.
         """
         if not self.tensors or self.forbidden_tensor in names:
             return False
@@ -85,9 +85,9 @@ def _matches_any(pattern: str, names: Iterable[str]) -> bool:
     return any(re.fullmatch(pattern, name) for name in names)
 
 
-MODEL = HeadFamily(name="model", label="causal language models")
-PARD = HeadFamily(name="pard", label="PARD", signs={"pard_token": "", "ptd_token_id": ""})
-EAGLE3 = HeadFamily(
+MODEL = HeadKind(name="model", label="causal language models")
+PARD = HeadKind(name="pard", label="PARD", signs={"pard_token": "", "ptd_token_id": ""})
+EAGLE3 = HeadKind(
     name="eagle3",
     label="EAGLE-3 and 3.1",
     network=Eagle3Head,
@@ -97,7 +97,7 @@ EAGLE3 = HeadFamily(
     tensors=("fc.weight", r"(midlayer|layers\.0)\.hidden_norm\.weight"),
     forbidden_tensor="mask_hidden",
 )
-EAGLE1 = HeadFamily(
+EAGLE1 = HeadKind(
     name="eagle1",
     label="EAGLE-1 and 2",
     network=JoinedHead,
@@ -105,7 +105,7 @@ EAGLE1 = HeadFamily(
     tensors=("fc.weight", r"layers\.0\.self_attn\.q_proj\.weight"),
     forbidden_tensor="layers.0.input_layernorm.weight",
 )
-PEAGLE = HeadFamily(
+PEAGLE = HeadKind(
     name="peagle",
     label="P-EAGLE",
     network=Eagle3Head,
@@ -114,28 +114,28 @@ PEAGLE = HeadFamily(
     signs={WRAPPED: "^peagle$", "parallel_drafting": "", "architectures": "PEagle"},
     tensors=("mask_hidden",),
 )
-MTP = HeadFamily(
+MTP = HeadKind(
     name="mtp",
     label="MTP heads",
     network=JoinedHead,
     read=read_mtp,
     signs={WRAPPED: "^mtp$"},
 )
-DSPARK = HeadFamily(
+DSPARK = HeadKind(
     name="dspark",
     label="DSpark",
     network=DFlashHead,
     read=partial(read_dflash, is_dspark=True),
     signs={WRAPPED: "^dspark$", "markov_rank": "", "architectures": "DSpark", "projector_type": "^dspark$"},
 )
-DFLASH = HeadFamily(
+DFLASH = HeadKind(
     name="dflash",
     label="DFlash",
     network=DFlashHead,
     read=partial(read_dflash, is_dspark=False),
     signs={WRAPPED: "^dflash$", "dflash_config": r"\w", "architectures": "DFlash"},
 )
-MEDUSA = HeadFamily(
+MEDUSA = HeadKind(
     name="medusa",
     label="Medusa, blockwise heads",
     network=MedusaHeads,
@@ -144,24 +144,22 @@ MEDUSA = HeadFamily(
     signs={"medusa_num_heads": "", "model_type": "^medusa$", WEIGHTS: "^medusa_lm_head.pt$"},
     tensors=(r".*0\.0\.linear\.weight",),
 )
-OTHER_WRAPPED = HeadFamily(
+OTHER_WRAPPED = HeadKind(
     label="a speculators model of another type",
     signs={WRAPPED: "^(?!(eagle3|mtp|dspark|dflash|peagle)$)"},
 )
-"""Family of all heads in speculators' layout whose type is not served, so that they are refused. It is tried first,
-since their config.json may also match the `signs` of a family that is served."""
-FAMILIES = (
+"""Kind of all heads in speculators' layout whose type is not served, so that they are refused. It is tried first,
+since their config.json may also match the `signs` of a kind that is served."""
+KINDS = (
     OTHER_WRAPPED,
     EAGLE3,
     MTP,
-    HeadFamily(label="an MLP speculator", signs={"model_type": "^mlp_speculator$"}),
-    HeadFamily(label="Hydra heads", signs={"hydra_num_heads": "", WEIGHTS: "^hydra_lm_head.pt$"}),
-    HeadFamily(label="a DFlash2 head", signs={"selector_rank": "", "architectures": "DFlash2"}),
-    HeadFamily(label="a Domino head", signs={"architectures": "Domino", "projector_type": "^domino$"}),
-    HeadFamily(
-        label="a Gemma 4 assistant", signs={"model_type": "gemma4_assistant", "architectures": "Gemma4Assistant"}
-    ),
-    HeadFamily(
+    HeadKind(label="an MLP speculator", signs={"model_type": "^mlp_speculator$"}),
+    HeadKind(label="Hydra heads", signs={"hydra_num_heads": "", WEIGHTS: "^hydra_lm_head.pt$"}),
+    HeadKind(label="a DFlash2 head", signs={"selector_rank": "", "architectures": "DFlash2"}),
+    HeadKind(label="a Domino head", signs={"architectures": "Domino", "projector_type": "^domino$"}),
+    HeadKind(label="a Gemma 4 assistant", signs={"model_type": "gemma4_assistant", "architectures": "Gemma4Assistant"}),
+    HeadKind(
         label="an MTP head apart from its target's checkpoint, not in speculators' layout",
         signs={"model_type": "_mtp$", "architectures": "MTP"},
         tensors=(r"mtp(_layers)?\..*",),
@@ -172,17 +170,17 @@ FAMILIES = (
     DFLASH,
     PEAGLE,
     MEDUSA,
-    HeadFamily(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
+    HeadKind(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
 )
-"""Families in the order in which they are tried. A checkpoint that matches none of them is a whole model: of the family
-PARD if its config.json has the token id of PARD's masks, otherwise of the family MODEL."""
+"""Kinds in the order in which they are tried. A checkpoint that matches none of them is a whole model: of the kind
+PARD if its config.json has the token id of PARD's masks, otherwise of the kind MODEL."""
 
 
-def family_of(files: Checkpoint, target: str | None = None) -> HeadFamily:
-    """Return the family of a drafter's checkpoint, by its configuration or else by the names of its tensors.
+def kind_of(files: Checkpoint, target: str | None = None) -> HeadKind:
+    """Return the kind of a drafter's checkpoint, by its configuration or else by the names of its tensors.
 
     `target`: folder or hub id of the target. If the checkpoint is the target's own and has MTP layers, the drafter is
-    the MTP head in it. Raises a `ConfigError` that names the family if it is not served, and a `ConfigError` if the
+    the MTP head in it. Raises a `ConfigError` that names the kind if it is not served, and a `ConfigError` if the
     tensor names are in a pickle that may not be read.
     """
     if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files)):
@@ -193,18 +191,18 @@ def family_of(files: Checkpoint, target: str | None = None) -> HeadFamily:
                 param="model",
             )
         return MTP
-    family = _recognised(files)
-    if family.network is None and family not in (MODEL, PARD):
-        labels = [row.label for row in FAMILIES if row.network is not None]
-        found = family.label
-        if family is OTHER_WRAPPED:
+    kind = _recognised(files)
+    if kind.network is None and kind not in (MODEL, PARD):
+        labels = [row.label for row in KINDS if row.network is not None]
+        found = kind.label
+        if kind is OTHER_WRAPPED:
             found = f"{found}, {bound_text(repr(files.config.get(WRAPPED)), MAX_QUOTED)}"
         raise ConfigError(
             f"{files.model} holds {found}, which is not served; served are {', '.join(labels)}, "
             f"{PARD.label} and {MODEL.label}",
             param="model",
         )
-    return family
+    return kind
 
 
 def is_same(model: str, target: str) -> bool:
@@ -215,14 +213,14 @@ def is_same(model: str, target: str) -> bool:
     return model == target or (own.exists() and other.exists() and own.samefile(other))
 
 
-def _recognised(files: Checkpoint) -> HeadFamily:
-    for row in FAMILIES:
+def _recognised(files: Checkpoint) -> HeadKind:
+    for row in KINDS:
         if row.matches(files):
             return row
     # Original EAGLE files name an ordinary model's class, and are known by their tensors alone.
     may_be_head = "draft_vocab_size" in files.config or files.config.get("num_hidden_layers") == 1
     if files.pickle is None or may_be_head:  # an ordinary pickled model is not opened
-        for row in FAMILIES:
+        for row in KINDS:
             if row.matches_names(files.names):
                 return row
     if PARD.matches(files):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.forms.messages_schemas import CountBody, MessagesBody
+from gateway.api.layers.messages_schemas import CountBody, MessagesBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.api.schemas.vllm import TokenizeBody
 from gateway.tools.reading import ReasoningBudget

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import orjson
 
-from gateway.api.forms.layers import AnswerReader
 from gateway.api.http_io import anthropic_error_body
+from gateway.api.layers.layer_answer import AnswerReader
 from gateway.api.openai_responses import Json
 from gateway.generation import FinishReason, GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
@@ -15,14 +15,14 @@ from gateway.tools.parts import Arguments, CallRetraction, CallStart, Content, P
 from outrider.wire.errors import OutriderError
 
 
-class MessageForm:
+class MessageWriter:
     """Writes one response of /v1/messages, as a whole or as stream events, from the outputs that are pushed to it.
 
-    It implements `gateway.api.forms.layers.Form`.
+    It implements `gateway.api.layers.layer_answer.AnswerWriter`.
     """
 
     def __init__(self, max_tokens: int, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:
-        """Create the form of a response without content.
+        """Create the writer of a response without content.
 
         max_tokens: value in the request's body, which may be more than the context leaves. answer_id: id of the
         message.

@@ -1,6 +1,6 @@
 """Run a follower of a tensor-parallel target: a process with one rank's part of the weights.
 
-    python -m outrider.engine.loading.follower FOLDER RANK CORES
+    python -m outrider.engine.loading.rank_process FOLDER RANK CORES
 
 Started by rank 0 (`parallel.team`), or inside a Ray actor by `deploy`. It connects to rank 0, loads what rank 0 loads
 in the same order, self-test included, and repeats rank 0's forwards until rank 0 sends END. If rank 0 ends without END,
@@ -28,7 +28,7 @@ from outrider.wire.transport.host import prepare_process
 log = get_logger(__name__)
 
 
-def follow(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callable[[], None]) -> int:
+def run_rank(folder: Path, rank: int, cpu_cores: str | None, on_abandoned: Callable[[], None]) -> int:
     """Run one follower (a rank other than 0 of a tensor-parallel target) until rank 0 ends. Return the exit code of the
     process: 0 if rank 0 sent the message END, 1 if it ended without.
 
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
     configure_logging("info", f"target rank {argv[1]}")
     try:
         folder = Path(argv[0])
-        return follow(folder, int(argv[1]), argv[2], lambda: shutil.rmtree(folder, ignore_errors=True))
+        return run_rank(folder, int(argv[1]), argv[2], lambda: shutil.rmtree(folder, ignore_errors=True))
     except OutriderError as error:
         log_end(f"target rank {argv[1]}", error.message)
         return 1

@@ -1,7 +1,7 @@
 """Serves a layer over chat: one output of one chat, as a whole response or as events of the layer's protocol.
 
-`gateway.api.routes` creates a LayerAnswer for each request. It passes every output to a Form, which writes it in the
-protocol of Responses or Messages.
+`gateway.api.routes` creates a LayerAnswer for each request. It passes every output to an AnswerWriter, which writes it
+in the protocol of Responses or Messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLAIN_TEXT = Reading(family=None, schemas={}, reasoning=None, in_reasoning=False
 """Reading for an output that is all text: neither tool calls nor reasoning are looked for in it."""
 
 
-class Form(Protocol):
+class AnswerWriter(Protocol):
     """Interface: writes one response of /v1/responses or /v1/messages, in the protocol of that API.
 
     Every output of the choice must be passed to `push`, in order. An event is a dict with a `type`, which names the
@@ -52,9 +52,9 @@ class Form(Protocol):
         """Return the JSON of the whole response, made of all outputs that were passed to `push`."""
 
 
-FormFactory = Callable[[GenerationRequest, Tokenizer], Form]
-"""Function that creates the Form of one response, given the GenerationRequest and the tokenizer of the request's
-model."""
+WriterFactory = Callable[[GenerationRequest, Tokenizer], AnswerWriter]
+"""Function that creates the AnswerWriter of one response, given the GenerationRequest and the tokenizer of the
+request's model."""
 
 
 class AnswerReader:
@@ -109,32 +109,32 @@ class LayerAnswer:
         admission: Admission,
         unchecked: UncheckedRequest,
         incoming: IncomingRequest,
-        create_form: FormFactory,
+        create_writer: WriterFactory,
         token_kinds: bool,
     ) -> None:
         """Create the response of one request, not yet started.
 
-        create_form: creates the Form that writes it. token_kinds: whether the response contains the kind of each output
-        token, in the field `speculation`.
+        create_writer: creates the AnswerWriter that writes it. token_kinds: whether the response contains the kind of
+        each output token, in the field `speculation`.
         """
         self._admission = admission
         self._unchecked = unchecked
         self._incoming = incoming
-        self._form_factory = create_form
+        self._writer_factory = create_writer
         self._token_kinds = token_kinds
-        self._form: Form | None = None
+        self._writer: AnswerWriter | None = None
 
     async def whole(self) -> Json:
         """Run the request to its end, and return the whole response."""
         outputs: list[RoundOutput] = []
         async with self._admission.answers(self._unchecked, self._incoming) as answers:
-            form = self._create_form(answers.requests[0])
+            writer = self._create_writer(answers.requests[0])
             async for _, output in answers.stream():
                 if self._token_kinds:
                     outputs.append(output)
-                for _ in form.push(output):
+                for _ in writer.push(output):
                     pass  # the events themselves are not needed
-        whole = form.whole()
+        whole = writer.whole()
         if outputs:
             whole |= self._speculation(join_outputs(outputs), answers.requests[0])
         return whole
@@ -145,28 +145,28 @@ class LayerAnswer:
         The first item has the events with which the stream begins. Each further item has all events of one round.
         """
         async with self._admission.answers(self._unchecked, self._incoming) as answers:
-            form = self._create_form(answers.requests[0])
+            writer = self._create_writer(answers.requests[0])
             await self._admission.wait_for_slot(answers)
-            yield encode_events(form.begin())
+            yield encode_events(writer.begin())
             async for _, output in answers.stream():
-                events = list(form.push(output))
+                events = list(writer.push(output))
                 if self._token_kinds:
-                    events = events or [form.without_text()]
+                    events = events or [writer.without_text()]
                     events[0] |= self._speculation(output, answers.requests[0])
                 if events:
                     yield encode_events(events)
 
     def failure(self, error: OutriderError) -> bytes:
         """Return the server-sent events that end a stream which has begun and cannot go on because of `error`."""
-        assert self._form is not None
-        return encode_events(self._form.failed(error))
+        assert self._writer is not None
+        return encode_events(self._writer.failed(error))
 
     def _speculation(self, output: RoundOutput, request: GenerationRequest) -> Json:
         return {"speculation": speculation_of(output, self._admission.generator.tokenizer(request.model))}
 
-    def _create_form(self, request: GenerationRequest) -> Form:
-        self._form = self._form_factory(request, self._admission.generator.tokenizer(request.model))
-        return self._form
+    def _create_writer(self, request: GenerationRequest) -> AnswerWriter:
+        self._writer = self._writer_factory(request, self._admission.generator.tokenizer(request.model))
+        return self._writer
 
 
 def encode_events(events: Iterable[Json]) -> bytes:

@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
-from gateway.api.forms.layers import AnswerReader
-from gateway.api.forms.responses_schemas import ResponsesBody
-from gateway.api.forms.responses_tools import NamespaceTool, ResponsesTool
 from gateway.api.http_io import shortened
+from gateway.api.layers.layer_answer import AnswerReader
+from gateway.api.layers.responses_schemas import ResponsesBody
+from gateway.api.layers.responses_tools import NamespaceTool, ResponsesTool
 from gateway.api.logprobs import Json, chat_logprobs
 from gateway.api.schemas.messages import CUSTOM_INPUT
 from gateway.generation import FinishReason, GenerationRequest, OutputToken, RoundOutput
@@ -33,10 +33,10 @@ EMPTY_ITEMS: dict[str, tuple[str, Json]] = {
 text yet."""
 
 
-class ResponseForm:
+class ResponseWriter:
     """Writes one response of /v1/responses, as a whole or as stream events, from the outputs that are pushed to it.
 
-    It implements `gateway.api.forms.layers.Form`.
+    It implements `gateway.api.layers.layer_answer.AnswerWriter`.
     """
 
     def __init__(self, body: ResponsesBody, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from gateway.admission.request_checks import MAX_MESSAGES, MAX_USER_CHARS
 from gateway.admission.unchecked_request import FieldNames, UncheckedRequest
-from gateway.api.forms.responses_options import (
+from gateway.api.layers.responses_options import (
     RESPONSES_IGNORED,
     RESPONSES_NEUTRAL,
     Include,
@@ -29,7 +29,7 @@ from gateway.api.forms.responses_options import (
     TextBody,
     TextFormat,
 )
-from gateway.api.forms.responses_tools import AnyResponsesTool, OfferedTool, full_name, offered_tools
+from gateway.api.layers.responses_tools import AnyResponsesTool, OfferedTool, full_name, offered_tools
 from gateway.api.schemas.base import LenientSchema, described, log_ignored
 from gateway.api.schemas.content_parts import CONTENT, read_content
 from gateway.api.schemas.layers import Layer, chat_message
@@ -229,8 +229,8 @@ class ResponsesBody(Layer):
         for offered in offered_tools(self.tools or ()):
             name = offered.tool.name
             if name in by_name:
-                text = f"{offered.place}.name is {name!r}, as that of {by_name[name].place}; name each tool once"
-                raise InvalidRequest(text, param=f"{offered.place}.name")
+                text = f"{offered.path}.name is {name!r}, as that of {by_name[name].path}; name each tool once"
+                raise InvalidRequest(text, param=f"{offered.path}.name")
             by_name[name] = offered
         return by_name
 

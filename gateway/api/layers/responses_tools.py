@@ -86,7 +86,7 @@ class OfferedTool:
     namespace: str | None
     is_custom: bool
     """Whether it is a custom tool, whose input is any text; otherwise it is a function."""
-    place: str
+    path: str
     """Path of the tool in the request, such as `tools[0].tools[1]`, for errors."""
 
     @property
@@ -113,23 +113,23 @@ def full_name(namespace: str | None, name: str) -> str:
 def offered_tools(tools: Sequence[Any]) -> Iterator[OfferedTool]:
     """Yield the tools of a request that the model may call, in the request's order, also those in namespaces."""
     for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
+        path = f"tools[{index}]"
         if isinstance(tool, ResponsesTool):
-            yield _offered(tool, place, None)
+            yield _offered(tool, path, None)
         elif isinstance(tool, NamespaceTool):
             for inner_index, inner in enumerate(tool.tools):
                 if isinstance(inner, ResponsesTool):
-                    yield _offered(inner, f"{place}.tools[{inner_index}]", tool.name)
+                    yield _offered(inner, f"{path}.tools[{inner_index}]", tool.name)
 
 
-def _offered(body: ResponsesTool, place: str, namespace: str | None) -> OfferedTool:
+def _offered(body: ResponsesTool, path: str, namespace: str | None) -> OfferedTool:
     name = full_name(namespace, body.name)
     is_custom = body.type == "custom"
     if is_custom:
-        tool = Tool(name, _custom_description(body), ANY_TEXT, None, f"{place}.parameters")
+        tool = Tool(name, _custom_description(body), ANY_TEXT, None, f"{path}.parameters")
     else:
-        tool = Tool(name, body.description, body.parameters, body.strict, f"{place}.parameters")
-    return OfferedTool(tool, body.name, namespace, is_custom, place)
+        tool = Tool(name, body.description, body.parameters, body.strict, f"{path}.parameters")
+    return OfferedTool(tool, body.name, namespace, is_custom, path)
 
 
 def _custom_description(body: ResponsesTool) -> str | None:
