@@ -3,8 +3,6 @@
 Every class of the installed transformers that writes text is served from a tiny checkpoint, or refused.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Block verification as its paper writes it, for tests to compare with. NumPy, whole laws, a slot at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

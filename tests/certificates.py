@@ -1,7 +1,5 @@
 """Folders of certificates for tests: right ones, and every wrong one that a peer may come with."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

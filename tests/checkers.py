@@ -4,12 +4,8 @@ those processes, where they are.
 The work and the way to it are the gateway's: requests and replies go through JSON.
 """
 
-from __future__ import annotations
-
-import asyncio
 import json
 import os
-import time
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ from gateway.confined.pool import WorkRefused
 from gateway.grammar_checker import GrammarChecker
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.processes.descendants import descendants
+from tests.waiting import until
 
 ENDLESS: dict[str, Any] = {"type": "integer", "multipleOf": 999_983}
 """A schema that takes minutes to check."""
@@ -53,18 +50,11 @@ def children() -> set[int]:
 
 async def until_busy(before: Set[int]) -> set[int]:
     """Return the processes that have begun since and are at work: each has used more CPU time than its start takes."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (busy := {pid for pid in children() - before if _cpu_s(pid) > 0.25}):
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.02)
-    return busy
+    return await until(lambda: {pid for pid in children() - before if _cpu_s(pid) > 0.25}, PATIENCE_S)
 
 
 async def until_ended(pids: Set[int]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while pids & children():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.01)
+    await until(lambda: not pids & children(), PATIENCE_S)
 
 
 def _cpu_s(pid: int) -> float:

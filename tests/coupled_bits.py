@@ -1,18 +1,9 @@
 """The target's own noise on a device beside the host's, to the last bit. Unit tests ask a CPU, the GPU's a GPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
-from outrider.engine.sampling.coupled import (
-    coupled_id,
-    coupled_ids,
-    fixed_log,
-    gumbels,
-    gumbels_of,
-    uniforms,
-)
+from outrider.engine.sampling.coupled import coupled_id, coupled_ids, fixed_log, gumbels, gumbels_of, uniforms
 from outrider.engine.sampling.noise import NoiseStream
 from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.kinds import AcceptanceRule

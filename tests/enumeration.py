@@ -6,8 +6,6 @@ place of their inverse CDF, and with `own_draw` for what the target draws itself
 by the numbers of its ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -62,12 +60,12 @@ class Numbers:
         self.known = dict(known or {})
         self._made: dict[Hashable, Number] = {}
 
-    def __getitem__(self, key: Hashable) -> Number:
+    def __getitem__(self, key: Hashable) -> "Number":
         if key not in self._made:
             self._made[key] = Number.of(self, key)
         return self._made[key]
 
-    def fresh(self, count: int) -> list[Number]:
+    def fresh(self, count: int) -> "list[Number]":
         """Return numbers that nobody else looks at."""
         return [self[object()] for _ in range(count)]
 
@@ -77,10 +75,10 @@ class Number(float):
 
     numbers: Numbers
     key: Hashable
-    _by_value: dict[float, Number] = {}  # noqa: RUF012
+    _by_value: "dict[float, Number]" = {}  # noqa: RUF012
 
     @classmethod
-    def of(cls, numbers: Numbers, key: Hashable) -> Number:
+    def of(cls, numbers: Numbers, key: Hashable) -> "Number":
         number = cls((len(numbers.known) + len(numbers._made) + 1) * 2.0**-20)
         number.numbers, number.key = numbers, key
         cls._by_value[float(number)] = number  # of the run that goes on now

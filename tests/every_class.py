@@ -4,8 +4,6 @@ A checkpoint of random weights is saved by transformers' own class, loaded by th
 and token trees against a forward of that class without any cache. Each class has a process of its own.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import resource
 import tempfile

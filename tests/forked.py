@@ -5,8 +5,6 @@ code from the first line of `MODULE/__main__.py` on. `tests/e2e/test_incompatibl
 `test_up.py` start the commands as users do. An argument @MODULE.NAME=VALUE is no argument: it replaces a constant.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """A second table over the tokens of one, as when two sequences begin alike: neither sees what the other writes."""
 
-from __future__ import annotations
-
 from outrider.engine.kv_pool import BlockTable, KVPool
 
 

@@ -1,7 +1,5 @@
 """Write a tiny Llama as a GGUF file with the `gguf` package, as llama.cpp's converter would."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokenizers of a few ids for tests of grammars, and what is compiled for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llguidance import LLMatcher

@@ -1,7 +1,5 @@
 """A mirror of a model hub on this machine: its interface as huggingface_hub asks it, with a count of what it sent."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

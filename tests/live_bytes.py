@@ -1,7 +1,5 @@
 """How many bytes tensors hold at once while something runs: what a device of that memory would need."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -3,8 +3,6 @@
 Used by tests of the engine and, with drafts of their own, by those over services.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig

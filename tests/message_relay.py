@@ -5,8 +5,6 @@ requests each item has a fate of its own, and so have the rows of features that 
 over a given round trip and bandwidth.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -111,7 +109,7 @@ class MessageRelay(grpc.GenericRpcHandler):
         self._fate = fate
         self._channel = grpc.aio.insecure_channel(upstream, options=client_options(upstream, MAX_MESSAGE_BYTES))
 
-    async def __aenter__(self) -> MessageRelay:
+    async def __aenter__(self) -> "MessageRelay":
         self._server = grpc.aio.server(options=server_options(MAX_MESSAGE_BYTES))
         self._server.add_generic_rpc_handlers((self,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"

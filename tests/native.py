@@ -1,7 +1,5 @@
 """For tests of the fused path, which runs wherever its library can be built: nothing else may excuse it."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.native.build import BuildError

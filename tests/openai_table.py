@@ -1,7 +1,5 @@
 """The parameters in docs/openai.md, written from the models that read them: `python -m tests.openai_table`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokenizers of several families: what a draft may translate from."""
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """A collector of OpenTelemetry spans and metrics on a port of its own, for tests."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

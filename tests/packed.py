@@ -3,8 +3,6 @@
 Written apart from the readers: each packs one number after another, by shifts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

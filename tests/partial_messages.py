@@ -1,7 +1,5 @@
 """Calls whose message never ends, by hand: gRPC's clients send whole ones."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections import defaultdict

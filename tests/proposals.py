@@ -1,7 +1,5 @@
 """Proposals, and the slots that they are of, as tests write them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Random draft heads for a target in a folder, in layouts that people hold, for tests of whole services."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

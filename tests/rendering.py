@@ -1,7 +1,5 @@
 """Chat templates that are rendered in this process: for tests that have no pool of renderers."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

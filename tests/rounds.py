@@ -1,7 +1,5 @@
 """A fixed course of ragged prefills, decodes, verifies and rollbacks over a runner, against a forward without cache."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Sums over what tests.stack.read_metrics returns, whatever labels a series carries besides those asked for."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """JSON Schemas made by a seed, of every kind that a gateway enforces, and small enough for a model of any size."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -4,8 +4,6 @@ No class is written down here. Of the layers of a class, the first of each kind 
 `tests.architectures_table`, which runs every class, and by tests that need one of a kind.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from typing import Any

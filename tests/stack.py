@@ -1,7 +1,5 @@
 """The real system as processes on free ports: targets, drafts and gateways. Used by every test that needs services."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -10,11 +8,11 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -22,6 +20,7 @@ import httpx
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from tests.forked import REPO, Forked
+from tests.waiting import wait_until_none
 
 DEMO_TARGET = str(REPO / "models/demo/target")
 DEMO_DRAFT = str(REPO / "models/demo/draft")
@@ -116,7 +115,7 @@ class Process:
         self._keep_ports()
         self._close()
 
-    def again(self, *, module: str | None = None, wait: bool = True) -> Process:
+    def again(self, *, module: str | None = None, wait: bool = True) -> "Process":
         """A new one with the same arguments at the same ports, once this one has ended. `module`: another to run."""
         args = list(self.args)
         for flag, port in self._ports().items():
@@ -258,30 +257,10 @@ def stop_all(processes: Iterable[Process]) -> None:
 
 
 @contextlib.contextmanager
-def running(
-    target: str = DEMO_TARGET,
-    draft: str | None = DEMO_DRAFT,
-    *,
-    target_args: tuple[str, ...] = (),
-    draft_args: tuple[str, ...] = (),
-    gateway_args: tuple[str, ...] = (),
-    target_module: str = "target_service",
-    draft_module: str = "draft_service",
-    log_folder: Path | None = None,
-) -> Iterator[Stack]:
-    """Start the three processes and stop them, whatever happens."""
-    with running_pools(
-        1,
-        0 if draft is None else 1,
-        target=target,
-        draft=draft or DEMO_DRAFT,
-        target_args=target_args,
-        draft_args=draft_args,
-        gateway_args=gateway_args,
-        target_module=target_module,
-        draft_module=draft_module,
-        log_folder=log_folder,
-    ) as pools:
+def running(target: str = DEMO_TARGET, draft: str | None = DEMO_DRAFT, **options: Any) -> Iterator[Stack]:
+    """Start the three processes and stop them, whatever happens. options: as of `running_pools`."""
+    num_drafts = 0 if draft is None else 1
+    with running_pools(1, num_drafts, target=target, draft=draft or DEMO_DRAFT, **options) as pools:
         stack = pools.stack()
         try:
             yield stack
@@ -338,12 +317,9 @@ def running_pools(
 
 def wait_until_nothing_is_held(stack: Stack) -> None:
     """Fail where a slot, block or ticket of a worker is still held 20 s after the last answer."""
-    give_up = time.monotonic() + 20
-    while True:
-        infos = [stack.target_info()]
-        if stack.draft is not None:
-            infos.append(stack.draft_info())
-        if not any(info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases for info in infos):
-            return
-        assert time.monotonic() < give_up, infos
-        time.sleep(0.1)
+
+    def left() -> list[pb.WorkerInfo]:
+        infos = [stack.target_info(), *([] if stack.draft is None else [stack.draft_info()])]
+        return [info for info in infos if info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases]
+
+    wait_until_none(left, 20)

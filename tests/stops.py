@@ -1,7 +1,5 @@
 """`make stops`: systems stopped at random moments, of which none may hang or leave anything behind."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

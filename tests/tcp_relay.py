@@ -5,8 +5,6 @@ dropped for a while; whoever cannot wait so long has closed its end by then. `re
 that came back does: every connection ends at once with RST.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -37,7 +35,7 @@ class TcpRelay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
 
-    async def __aenter__(self) -> TcpRelay:
+    async def __aenter__(self) -> "TcpRelay":
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"

@@ -1,7 +1,5 @@
 """A command under a pseudo-terminal, and what a person would see on its screen."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -3,8 +3,6 @@
 The weights are random but scaled up, so that logits differ by more than rounding and top-2 gaps are real.
 """
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 

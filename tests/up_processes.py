@@ -1,7 +1,5 @@
 """Start `outrider up` as users do, as a process of its own, for what is measured of a whole system from outside."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Laws as rows of a tensor, to what crosses the wire and back: the services' own code, which works law by law."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Sliding windows are 16 tokens, so that contexts above 40 lose keys.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 COMMON: dict[str, Any] = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}

@@ -3,8 +3,6 @@
 Then the parts are stopped in turn, and no connection stays open.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

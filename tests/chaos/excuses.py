@@ -4,8 +4,6 @@ The cause is a gateway that was struck, or that had no target at all. One target
 be lost without a word to users.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 A part that is being struck is not struck again: whoever comes next takes another one, or waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import resource

@@ -4,8 +4,6 @@ A stream whose error is excused (`excuses.py`) asks again, as a user would; its 
 Every other error is a violation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """What happens when: drawn from the seed alone, before anything starts, so that a run can be made again."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

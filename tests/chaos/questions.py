@@ -1,7 +1,5 @@
 """What is asked, and the right answers: those of the same system before anything happens to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

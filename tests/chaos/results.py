@@ -1,7 +1,5 @@
 """The tables: how long streams waited after each kind of fault, and what was seen that must not be."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Sequence

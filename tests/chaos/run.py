@@ -1,7 +1,5 @@
 """Right answers first, then streams and faults together, then what is left. Exit code 1 on a violation."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import tempfile

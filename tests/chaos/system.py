@@ -1,7 +1,5 @@
 """The processes under chaos and the network between them: a relay on every link, so that each can be cut by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """What the parts show of a strike while it lasts and afterwards: who noticed when, what is freed, who drafts again."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ coding -k codex'`. Nothing of them is kept, since most of what they ask is their
 names a new folder for those in which they worked, with what they told and asked.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ Each reads NOTES, writes ANSWER and runs a command, by calls of its own tools. W
 in a home of its own; what it would tell or ask other hosts is off.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Where the system is. Without the client libraries, and without a system, there is nothing to collect here."""
 
-from __future__ import annotations
-
 import os
 
 import httpx

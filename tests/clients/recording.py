@@ -2,8 +2,6 @@
 header, and so no key.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

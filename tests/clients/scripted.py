@@ -3,8 +3,6 @@
 Attention and MLP add nothing, so that the next token is a table of the last one. It drafts for itself, and is accepted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """An agent of smolagents with tools of its own: python smol.py URL MODEL TASK."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """OpenAI's agents with their default model class, which speaks the Responses API."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Anthropic's own client: texts, tools, streams, formats, counts and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

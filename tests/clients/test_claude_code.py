@@ -3,8 +3,6 @@
 The program itself is not under a free licence.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Coding agents, unmodified, each on one task of three calls against a model that is scripted for it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 

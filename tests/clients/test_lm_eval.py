@@ -1,7 +1,5 @@
 """lm-evaluation-harness over /v1/completions and the tokenizer's endpoints: log-likelihoods, whole texts, answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """The official client: parsed formats, and tools required, named, auto, streamed, one or several."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

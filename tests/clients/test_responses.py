@@ -1,7 +1,5 @@
 """OpenAI's own client over /v1/responses: texts, formats, tools, streams, and what is sent back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

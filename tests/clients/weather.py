@@ -1,7 +1,5 @@
 """What all clients ask for. The demo pair knows nothing of it: what comes back is right by the grammar alone."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field

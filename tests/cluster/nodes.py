@@ -3,8 +3,6 @@
 All of it is gone when the process that entered it and the machines have ended; the network outside is not touched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -68,7 +66,7 @@ class Nodes:
     def address(self) -> str:
         return f"{HEAD}:{PORT}"
 
-    def __enter__(self) -> Nodes:
+    def __enter__(self) -> "Nodes":
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -4,8 +4,6 @@ the time while a draft is added and drained, and while a machine loses its power
 Prints a line for each check. Exit code 1 when one fails, 3 when this machine gives no network namespaces.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

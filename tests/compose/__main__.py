@@ -8,8 +8,6 @@ and Grafana cannot be fetched, a stand-in from Debian's package is built for the
 output says so.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

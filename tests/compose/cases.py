@@ -2,8 +2,6 @@
 took, and what `docker compose` printed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -56,7 +54,7 @@ class State:
         running = project.states()
         self.lives = {one: project.python(one, LIVES).strip() for one in ("draft", "target") if one in running}
 
-    def started_since(self, before: State) -> set[str]:
+    def started_since(self, before: "State") -> set[str]:
         """Return the services whose container is another, and the workers, as `draft's worker`, whose process is."""
         anew = {name for name, now in self.containers.items() if before.containers.get(name) != now}
         anew |= {f"{name}'s worker" for name, now in self.lives.items() if now and now != before.lives.get(name)}
@@ -92,11 +90,7 @@ class Cases:
 
     def settings(self, texts: dict[int, str]) -> None:
         """A line in .env, under streams, for each part."""
-        expected = (
-            {"gateway"},
-            {"launcher", "target's worker"},
-            {"launcher", "draft's worker"},
-        )
+        expected = ({"gateway"}, {"launcher", "target's worker"}, {"launcher", "draft's worker"})
         for line, anew in zip(PARTS, expected, strict=True):
             self._change(line, anew, texts, partial(self._add, line))
 

@@ -1,7 +1,5 @@
 """What is looked at while the system runs in containers, a printed line for each."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

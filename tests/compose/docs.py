@@ -1,7 +1,5 @@
 """The commands of docs/deploy.md, run as they stand in a clone."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

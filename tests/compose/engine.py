@@ -1,7 +1,5 @@
 """One compose project on a Docker engine, and the images that can be had there."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Streams under way while a part is killed, and what became of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
@@ -66,7 +64,7 @@ class DraftWatch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
 
-    def __enter__(self) -> DraftWatch:
+    def __enter__(self) -> "DraftWatch":
         self._thread.start()
         return self
 
@@ -136,11 +134,7 @@ def under_load(
 
 
 def _under_load(
-    process: subprocess.Popen[str],
-    name: str,
-    fault: Callable[[], None],
-    settled: Callable[[], bool],
-    timeout_s: float,
+    process: subprocess.Popen[str], name: str, fault: Callable[[], None], settled: Callable[[], bool], timeout_s: float
 ) -> Outcome:
     printed: list[str] = []
     reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()), daemon=True)

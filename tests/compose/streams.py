@@ -5,8 +5,6 @@ A process of its own, because published ports may be in another network namespac
 for each answer that ended; with `once` as a fourth argument each prompt is sent once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Knows every process that a command left behind: the test process adopts the orphans, so none can hide."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

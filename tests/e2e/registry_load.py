@@ -1,7 +1,5 @@
 """A system with a registry from outside: its pools, its members, and clients that must not notice what changes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """A registry whose membership the test writes. Use as `async with`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
@@ -37,7 +35,7 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
         )
         self._changed = asyncio.Event()
 
-    async def __aenter__(self) -> ScriptedRegistry:
+    async def __aenter__(self) -> "ScriptedRegistry":
         self._server = grpc.aio.server(options=server_options(1 << 20))
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"

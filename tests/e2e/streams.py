@@ -1,9 +1,8 @@
 """Long greedy streams, read until something is seen in them: how tests look on while a worker dies and comes back."""
 
-from __future__ import annotations
-
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.client import AsyncClient, Drafter, Round, RoundStream, Speculation
@@ -42,6 +41,11 @@ class Seen:
         kinds = ["s" if each.num_drafted else "p" for each in self.rounds]
         runs = "".join(kind for kind, *others in zip(kinds, kinds[1:], kinds[2:], strict=False) if {kind} == {*others})
         return "".join(one for one, before in zip(runs, " " + runs, strict=False) if one != before)
+
+
+async def read_all(seen: Sequence[Seen], streams: Sequence[RoundStream], enough: Callable[[list[Round]], bool]) -> None:
+    """Each until `enough` of its rounds, side by side."""
+    await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
 
 
 def speculative(count: int) -> Callable[[list[Round]], bool]:

@@ -1,7 +1,5 @@
 """docs/add-a-drafter.md, followed to the letter in a copy of the product: three files, and the drafter drafts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -5,8 +5,6 @@ Elsewhere a near-tie may fall either way with the shape of a batch, and the pari
 logits are the same bits whatever else a forward holds, so the ids must be equal to the last one, in bfloat16, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,12 +48,7 @@ async def generate_all(
         wishes = Speculation(drafter is not None, k, acceptance=AcceptanceRule.COUPLED, drafter=drafter)
         async with places:
             made = await client.generate(
-                prompt,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=index,
-                ignore_eos=True,
-                speculation=wishes,
+                prompt, max_tokens=max_tokens, temperature=temperature, seed=index, ignore_eos=True, speculation=wishes
             )
         choice = made.choices[0]
         usage = made.usage

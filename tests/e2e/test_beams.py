@@ -1,9 +1,6 @@
 """Beam search through the gateway is, token for token, transformers' own of the target alone, whatever a draft does."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -30,12 +27,6 @@ without services.
 """
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(stack.grpc) as made:
-        yield made
 
 
 async def search(

@@ -1,7 +1,5 @@
 """`outrider demo`, and the judge that it calls: it must be able to say no."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

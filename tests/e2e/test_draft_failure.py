@@ -1,13 +1,11 @@
 """Workers that die, hang or lie in the middle of streams: no token changes, and drafts come back."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from target_service.leases.hold import MAX_HOLD_S
 from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
-from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
+from tests.e2e.streams import PROMPT, Seen, greedy, plain, read_all, speculative
 from tests.samples import total
 from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, info_of, read_metrics, running
 
@@ -38,7 +36,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def paced() -> Iterator[Stack]:
+def stack() -> Iterator[Stack]:
     """A target that takes 30 ms longer a step, so that streams outlive a restart. Its draft is drafted for."""
     embeddings, by = ("--lookahead-embeddings", str(Path(DEMO_TARGET).parent / "pass")), ("--drafted-by", "ngram")
     with running(target_module="tests.e2e.faults.paced_target", target_args=embeddings, draft_args=by) as stack:
@@ -57,25 +55,19 @@ def has_right_and_wrong_guesses(draft: Process) -> bool:
     return all(total(counts, "outrider_worker_guessed_tokens_total", fate=fate) for fate in ("drawn", "dropped"))
 
 
-@pytest.fixture
-async def client(paced: Stack) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(paced.grpc) as made:
-        yield made
-
-
-async def test_a_killed_draft_changes_no_token_and_its_successor_drafts(paced: Stack, client: AsyncClient) -> None:
+async def test_a_killed_draft_changes_no_token_and_its_successor_drafts(stack: Stack, client: AsyncClient) -> None:
     seen = Seen()
-    assert paced.draft is not None
+    assert stack.draft is not None
     async with greedy(client, 1900) as stream:
         await seen.read(stream, speculative(5))
-        while not has_right_and_wrong_guesses(paced.draft):
+        while not has_right_and_wrong_guesses(stack.draft):
             await seen.read(stream, speculative(1))
-        paced.draft.kill()
+        stack.draft.kill()
         await seen.read(stream, plain(10))
-        assert total(paced.metrics(), "outrider_worker_connected", worker="draft") == 0
-        before = paced.draft.ready["epoch"]
-        await asyncio.to_thread(restart, paced, "draft")
-        assert paced.draft.ready["epoch"] != before
+        assert total(stack.metrics(), "outrider_worker_connected", worker="draft") == 0
+        before = stack.draft.ready["epoch"]
+        await asyncio.to_thread(restart, stack, "draft")
+        assert stack.draft.ready["epoch"] != before
         await seen.read(stream, speculative(10))
     assert RETURNS.fullmatch(seen.phases), seen.phases
     assert all(token.kind is TokenKind.PLAIN for r in seen.rounds if not r.num_drafted for token in r.tokens)
@@ -83,24 +75,21 @@ async def test_a_killed_draft_changes_no_token_and_its_successor_drafts(paced: S
 
 
 @pytest.mark.parametrize("hang_s", [3.0, pytest.param(15.0, marks=pytest.mark.slow)])
-async def test_a_draft_that_hangs_costs_each_request_one_wait(paced: Stack, client: AsyncClient, hang_s: float) -> None:
+async def test_a_draft_that_hangs_costs_each_request_one_wait(stack: Stack, client: AsyncClient, hang_s: float) -> None:
     """Three seconds may be those of a process that gets no CPU: its connection stands. Of fifteen another is made."""
     streams = [greedy(client, 1900) for _ in range(3)]
     seen = [Seen() for _ in streams]
-    assert paced.draft is not None
+    assert stack.draft is not None
 
-    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
-        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
-
-    await read_all(speculative(5))
-    os.kill(paced.draft.pid, signal.SIGSTOP)
+    await read_all(seen, streams, speculative(5))
+    os.kill(stack.draft.pid, signal.SIGSTOP)
     stopped_s = time.monotonic()
-    await read_all(plain(SETTLED_ROUNDS))
-    await read_all(lambda rounds: time.monotonic() - stopped_s > hang_s)
-    samples = paced.metrics()
+    await read_all(seen, streams, plain(SETTLED_ROUNDS))
+    await read_all(seen, streams, lambda rounds: time.monotonic() - stopped_s > hang_s)
+    samples = stack.metrics()
     assert total(samples, "outrider_worker_connected", worker="draft") == (hang_s < MIN_SILENCE_S)
-    os.kill(paced.draft.pid, signal.SIGCONT)
-    await read_all(speculative(10))
+    os.kill(stack.draft.pid, signal.SIGCONT)
+    await read_all(seen, streams, speculative(10))
     for stream in streams:
         await stream.aclose()
     for one in seen:
@@ -116,18 +105,15 @@ async def test_a_draft_that_hangs_costs_each_request_one_wait(paced: Stack, clie
 
 
 async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
-    paced: Stack, client: AsyncClient
+    stack: Stack, client: AsyncClient
 ) -> None:
     streams = [greedy(client, 160) for _ in range(3)]
     seen = [Seen() for _ in streams]
 
-    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
-        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
-
-    await read_all(speculative(5))
-    paced.target.kill()
-    restarting = asyncio.create_task(asyncio.to_thread(restart, paced, "target"))
-    await read_all(lambda rounds: False)
+    await read_all(seen, streams, speculative(5))
+    stack.target.kill()
+    restarting = asyncio.create_task(asyncio.to_thread(restart, stack, "target"))
+    await read_all(seen, streams, lambda rounds: False)
     await restarting
     for one in seen:
         assert len(one.ids) == 160
@@ -139,7 +125,7 @@ async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
 
 
 @pytest.mark.slow
-async def test_own_drafts_change_no_token_though_both_workers_are_killed(paced: Stack, client: AsyncClient) -> None:
+async def test_own_drafts_change_no_token_though_both_workers_are_killed(stack: Stack, client: AsyncClient) -> None:
     """Windows, n-grams and what look-ahead embeddings said go with the target, and are made anew."""
     drafters, wish = (Drafter.LOOKAHEAD, Drafter.PASS, Drafter.LOOKAHEAD_MODEL), AcceptanceRule.COUPLED
     streams = [greedy(client, COUPLED["max_tokens"], drafter) for drafter in drafters]
@@ -149,16 +135,13 @@ async def test_own_drafts_change_no_token_though_both_workers_are_killed(paced: 
     ]
     seen = [Seen() for _ in streams]
 
-    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
-        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
-
-    await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 2)
+    await read_all(seen, streams, lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 2)
     num_before = [len(one.rounds) for one in seen]
-    for worker in (paced.target, paced.draft):
+    for worker in (stack.target, stack.draft):
         assert worker is not None
         worker.kill()
-    restarting = [asyncio.create_task(asyncio.to_thread(restart, paced, name)) for name in ("target", "draft")]
-    await read_all(lambda rounds: False)
+    restarting = [asyncio.create_task(asyncio.to_thread(restart, stack, name)) for name in ("target", "draft")]
+    await read_all(seen, streams, lambda rounds: False)
     await asyncio.gather(*restarting)
     for one, num in zip(seen, num_before, strict=True):
         assert any(r.num_drafted for r in one.rounds[num:]), "it drafts again"
@@ -171,39 +154,36 @@ async def test_own_drafts_change_no_token_though_both_workers_are_killed(paced: 
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, ids) for ids in texts[:3]))
 
 
-async def test_either_of_two_drafts_of_one_tree_may_be_killed(paced: Stack) -> None:
+async def test_either_of_two_drafts_of_one_tree_may_be_killed(stack: Stack) -> None:
     """A model, and a head that reads the target's hidden states, of a pool of its own."""
     folder = str(Path(DEMO_TARGET).parent / "eagle3")
-    assert paced.draft is not None
+    assert stack.draft is not None
     head = Process("draft_service", ["--model", folder, "--target-model", DEMO_TARGET])
-    with gateway_beside(paced, "--draft", f"{paced.draft.address};{head.address}") as gateway:
-        stack = Stack(paced.target, paced.draft, gateway)
-        models = [short_name(info_of(draft).model_id) for draft in (paced.draft, head)]
+    with gateway_beside(stack, "--draft", f"{stack.draft.address};{head.address}") as gateway:
+        both = Stack(stack.target, stack.draft, gateway)
+        models = [short_name(info_of(draft).model_id) for draft in (stack.draft, head)]
 
         def counted() -> list[float]:
-            return [total(stack.metrics(), "spec_draft_tokens_total", draft=model) for model in models]
+            return [total(both.metrics(), "spec_draft_tokens_total", draft=model) for model in models]
 
         def both_draft_since(before: list[float]) -> Callable[[list[Round]], bool]:
             return lambda rounds: all(now > then for now, then in zip(counted(), before, strict=True))
 
         wish = Speculation(drafter=Drafter.MODEL_AND_MODEL, acceptance=AcceptanceRule.COUPLED)
-        async with AsyncClient(stack.grpc) as client:
+        async with AsyncClient(both.grpc) as client:
             streams = [
                 greedy(client, 900, Drafter.MODEL_AND_MODEL),
                 client.stream(PROMPT, speculation=wish, **{**COUPLED, "max_tokens": 900}),
             ]
             seen = [Seen() for _ in streams]
 
-            async def read_all(enough: Callable[[list[Round]], bool]) -> None:
-                await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
-
-            await read_all(both_draft_since([0.0, 0.0]))
-            for victim in (paced.draft, head):
+            await read_all(seen, streams, both_draft_since([0.0, 0.0]))
+            for victim in (stack.draft, head):
                 await asyncio.to_thread(victim.kill)
-                await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 4)
+                await read_all(seen, streams, lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 4)
                 again = await asyncio.to_thread(victim.again)
-                paced.draft, head = (again, head) if victim is paced.draft else (paced.draft, again)
-                await read_all(both_draft_since(counted()))
+                stack.draft, head = (again, head) if victim is stack.draft else (stack.draft, again)
+                await read_all(seen, streams, both_draft_since(counted()))
             for stream in streams:
                 await stream.aclose()
             alone = await client.generate(

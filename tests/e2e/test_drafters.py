@@ -2,8 +2,6 @@
 what was drafted is counted under the drafter's name.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.client import Client, Drafter, Speculation, Usage

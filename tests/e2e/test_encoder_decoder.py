@@ -1,10 +1,8 @@
 """An encoder-decoder pair served: its text is that of transformers' `generate`, whoever drafts and dies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def t5() -> Iterator[Stack]:
+def stack() -> Iterator[Stack]:
     with running(TARGET, DRAFT) as stack:
         yield stack
-
-
-@pytest.fixture
-async def client(t5: Stack) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(t5.grpc) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """A disk without room for another byte: what a part wants to write is lost, what it serves is not."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """A gateway that dies in the middle of its streams: the workers free its slots, and another's go on."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 come again, and nothing is left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re
@@ -86,7 +84,7 @@ class Question:
     seed: int
 
     @classmethod
-    def new(cls, num_prompt: int = 40) -> Question:
+    def new(cls, num_prompt: int = 40) -> "Question":
         seed = next(SEEDS)
         return cls(tuple(2 + (seed * i + i // 7) % (VOCAB_SIZE - 2) for i in range(1, num_prompt + 1)), seed)
 

@@ -1,7 +1,5 @@
 """An engine that hangs while its server goes on answering: no keepalive notices that."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

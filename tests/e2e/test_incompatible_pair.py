@@ -1,7 +1,5 @@
 """What cannot be served at start is said in one line: a draft that does not fit, a target that is away, a file."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +19,7 @@ def test_a_target_that_is_not_there_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("module", "missing"),
-    [
-        ("target_service", "config.json"),
-        pytest.param("draft_service", "model.safetensors", marks=pytest.mark.slow),
-    ],
+    [("target_service", "config.json"), pytest.param("draft_service", "model.safetensors", marks=pytest.mark.slow)],
 )
 def test_a_missing_model_file_is_one_line(tmp_path: Path, module: str, missing: str) -> None:
     """The command as a user starts it: what it imports has nothing to say either."""

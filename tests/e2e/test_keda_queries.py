@@ -3,8 +3,6 @@
 The gateway has the chart's own command line, in which the Services' names are addresses here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
@@ -19,6 +17,7 @@ from deploy.prometheus.binaries import NotFound
 from outrider.client import AsyncClient
 from tests.kubernetes.chart import FULLNAME, NAMESPACE, Manifest, rendered
 from tests.stack import Process, running_pools
+from tests.waiting import until
 from tests.watching.prometheus import Prometheus
 
 MAX_RUNNING = 4
@@ -118,10 +117,7 @@ async def test_each_pool_is_sized_by_the_answers_that_it_has(
 ) -> None:
     target, draft = (Keda(manifests, name, prometheus) for name in (TARGET, DRAFT))
     address = str(gateway.ready["grpc"])
-    until_s = time.monotonic() + 20
-    while not prometheus.now("outrider_running"):
-        assert time.monotonic() < until_s, "Prometheus has not read the gateway"
-        await asyncio.sleep(0.2)
+    await until(lambda: prometheus.now("outrider_running"))
     assert await sizes(target, draft, (0, 0)) == (1, 1)
     async with answers(address, 2):
         assert await sizes(target, draft, (2, 2)) == (1, 1)

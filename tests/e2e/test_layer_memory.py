@@ -4,10 +4,8 @@ Caches are too small for what is asked at once, so that slots are preempted, and
 shared; drafts are rejected all the time.
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -45,18 +43,12 @@ def target(kind: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def pair(target: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(target: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     draft = perturbed_copy(target, tmp_path_factory.mktemp("draft"), NOISE)
     memory = ("--kv-cache-tokens", str(KV_CACHE_TOKENS))
     module = "tests.e2e.faults.paced_target"
     with running(target, draft, target_module=module, target_args=memory, draft_args=memory) as stack:
         yield stack
-
-
-@pytest.fixture
-async def client(pair: Stack) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(pair.grpc) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +61,7 @@ def expected(target: str) -> list[Answer]:
 
 @pytest.mark.parametrize("k", [0, 1, 4, 8, "auto"])
 async def test_greedy_text_is_that_of_generate(
-    pair: Stack, client: AsyncClient, expected: list[Answer], k: int | str
+    stack: Stack, client: AsyncClient, expected: list[Answer], k: int | str
 ) -> None:
     options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
     wish = Speculation(num_draft_tokens=k)
@@ -79,8 +71,8 @@ async def test_greedy_text_is_that_of_generate(
         assert difference is None or difference.near_tie, difference
     if k not in (0, "auto"):
         assert sum(answer.usage.num_accepted_tokens for answer in answers) > 0
-    wait_until_nothing_is_held(pair)
+    wait_until_nothing_is_held(stack)
     if k == "auto":  # after all others
-        metrics = read_metrics(f"http://{pair.target_info().metrics_address}/metrics")
+        metrics = read_metrics(f"http://{stack.target_info().metrics_address}/metrics")
         for name in ("preemptions_total", "prefix_hit_tokens_total"):
             assert metrics[f'outrider_worker_{name}{{worker="target"}}'] > 0, name

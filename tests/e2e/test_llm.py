@@ -1,7 +1,5 @@
 """`outrider.LLM`: a script's own system says what a service says, and is gone with the script, however that ends."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,11 +1,8 @@
 """Sixty-four clients at once, of every kind, some of which leave: each request ends, and nothing is left of any."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +12,8 @@ import httpx
 import pytest
 
 from outrider.client import AsyncClient, DraftLogprobs, OutriderError, Overloaded, RetryPolicy, Speculation
-from tests.stack import Stack, running
+from tests.stack import Stack, running, wait_until_nothing_is_held
+from tests.waiting import wait_until_none
 
 NUM_CLIENTS = 64
 MAX_GROWTH_MIB = 16.0
@@ -166,20 +164,10 @@ def num_files(stack: Stack) -> dict[str, int]:
     return {name: len(os.listdir(f"/proc/{process.pid}/fd")) for name, process in processes}
 
 
-async def until_idle(stack: Stack) -> None:
+def wait_until_idle(stack: Stack) -> None:
     """No slot, block or ticket in the workers and no answer in the gateway, soon after the last client."""
-    deadline_s = time.monotonic() + 20.0
-    while True:
-        target, draft, gateway = stack.target_info(), stack.draft_info(), stack.metrics()
-        held = {
-            "target": (target.num_slots_in_use, target.num_kv_blocks_in_use, target.num_leases),
-            "draft": (draft.num_slots_in_use, draft.num_kv_blocks_in_use, draft.num_leases),
-            "gateway": (gateway["outrider_running"], gateway["outrider_queue_depth"]),
-        }
-        if not any(count for counts in held.values() for count in counts):
-            return
-        assert time.monotonic() < deadline_s, f"still held: {held}"
-        await asyncio.sleep(0.1)
+    wait_until_nothing_is_held(stack)
+    wait_until_none(lambda: stack.metrics()["outrider_running"] + stack.metrics()["outrider_queue_depth"])
 
 
 @pytest.mark.parametrize(
@@ -190,14 +178,14 @@ async def test_every_request_ends_and_leaves_nothing(
     loaded: Stack, dev_prompts: list[str], num_requests: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await Load(loaded, dev_prompts, seed=1).run(num_requests // 2)
-    await until_idle(loaded)
+    wait_until_idle(loaded)
     files = num_files(loaded)
 
     for seed in range(2, 2 + MAX_LOADS):
         memory = rss_mib(loaded)
         load = Load(loaded, dev_prompts, seed)
         await load.run(num_requests)
-        await until_idle(loaded)
+        wait_until_idle(loaded)
         growth = {name: size - memory[name] for name, size in rss_mib(loaded).items()}
         with capsys.disabled():
             sizes = ", ".join(f"{name} {memory[name]:.0f} {growth[name]:+.1f} MiB" for name in memory)

@@ -1,7 +1,5 @@
 """One-way messages that never arrive: an answer pauses, and goes on as it would have."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The gateway's series against a count made by a client from the rounds of Generate: equal, not close."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

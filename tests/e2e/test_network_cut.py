@@ -1,7 +1,5 @@
 """The network between each two of the three parts, cut and healed: noticed, lived with, and forgotten afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time
@@ -12,7 +10,7 @@ import pytest
 
 from outrider.client import AsyncClient, Completion, Speculation
 from tests.e2e.reference import assert_target_alone
-from tests.e2e.streams import PROMPT, Seen, greedy, speculative
+from tests.e2e.streams import PROMPT, Seen, greedy, read_all, speculative
 from tests.stack import DEMO_TARGET, Process, Stack
 from tests.tcp_relay import TcpRelay
 from tests.waiting import wait_until
@@ -118,7 +116,7 @@ async def test_gateway_and_target_cut_neither_repeats_nor_loses_a_token(network:
     """A short one is only a pause; a long one is noticed by both, and the request goes on from its committed tokens."""
     streams = [greedy(network.client, 600) for _ in range(3)]
     seen = [Seen() for _ in streams]
-    await asyncio.gather(*(one.read(s, speculative(3)) for one, s in zip(seen, streams, strict=True)))
+    await read_all(seen, streams, speculative(3))
     with network.to_target.being_cut():
         if long:
             await noticed(lambda: network.num_connected("target") == 0)
@@ -126,7 +124,7 @@ async def test_gateway_and_target_cut_neither_repeats_nor_loses_a_token(network:
         else:
             await asyncio.sleep(1.0)
             assert network.num_connected("target") == 1
-    await asyncio.gather(*(one.read(s, lambda rounds: False) for one, s in zip(seen, streams, strict=True)))
+    await read_all(seen, streams, lambda rounds: False)
     assert [len(one.ids) for one in seen] == [600] * 3
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, one.ids) for one in seen))
 

@@ -2,10 +2,8 @@
 vocabularies; what cannot be told is refused.
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +30,6 @@ HOSTILE = (
 def stack() -> Iterator[Stack]:
     """A target that takes 30 ms longer a step, so that streams outlive a restart."""
     with running(DEMO_TARGET, OTHER_DRAFT, target_module="tests.e2e.faults.paced_target") as made:
-        yield made
-
-
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(stack.grpc) as made:
         yield made
 
 

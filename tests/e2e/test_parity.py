@@ -1,7 +1,5 @@
 """Greedy text over HTTP is, token for token, what transformers' own `generate` makes of the target alone."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence
@@ -81,10 +79,7 @@ async def complete_all(stack: Stack, prompts: Sequence[str], k: int, concurrency
 
 @pytest.mark.parametrize(
     ("k", "concurrency"),
-    [
-        (4, 8),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product((1, 4, 8), (1, 8))),
-    ],
+    [(4, 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product((1, 4, 8), (1, 8)))],
 )
 async def test_every_token_is_the_targets_own(
     stack: Stack,

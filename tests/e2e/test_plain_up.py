@@ -1,7 +1,5 @@
 """`outrider up` without Ray: parts that end are started again or end the rest."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two targets and two drafts behind one gateway: workers die and hang in mid-stream; no token is lost or repeated."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

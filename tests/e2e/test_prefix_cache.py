@@ -1,7 +1,5 @@
 """A prompt that begins like an earlier one is not computed again, on neither worker, and no text shows it."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

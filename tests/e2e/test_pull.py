@@ -1,7 +1,5 @@
 """`outrider pull` on a terminal: interrupted, killed and cut off in the middle, it comes to the same files."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A cluster that is not ours: joined, waited for, left as it was even in a hurry, and taken over after a crash."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,6 +15,7 @@ from tests.e2e.process_tree import Command, Tree, tree
 from tests.e2e.registry_load import sizes
 from tests.e2e.test_ray import launched, settings
 from tests.e2e.test_up import complete, http_of, up
+from tests.waiting import wait_until_none
 
 ACTOR = "ray::WorkerActor"
 STORE_BYTES = 80 << 20
@@ -60,10 +59,7 @@ def test_two_quick_ctrl_c_leave_no_actor_on_a_cluster_that_goes_on(cluster: Any,
         time.sleep(0.3)
         command.signal(signal.SIGINT)
         assert command.wait() == 0, command.log()
-        give_up = time.monotonic() + 10
-        while processes.pids_of(ACTOR) and time.monotonic() < give_up:
-            time.sleep(0.1)
-        assert processes.pids_of(ACTOR) == []
+        wait_until_none(lambda: processes.pids_of(ACTOR), 10)
         assert set(processes.pids_of("raylet")) >= before
     finally:
         command.end()
@@ -108,10 +104,7 @@ def test_without_a_name_workers_end_with_a_launcher_that_is_killed(cluster: Any,
         assert len(processes.pids_of(ACTOR)) == 2
         command.signal(signal.SIGKILL)
         command.wait()
-    give_up = time.monotonic() + 30
-    while processes.pids_of(ACTOR):
-        assert time.monotonic() < give_up
-        time.sleep(0.1)
+    wait_until_none(lambda: processes.pids_of(ACTOR))
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """A start with a real Ray in which a worker's process ends before it has loaded, as one that the kernel kills does."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A split target under Ray: its ranks are actors, and when one is lost all come back together."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

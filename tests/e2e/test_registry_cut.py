@@ -1,7 +1,5 @@
 """The network between gateway and registry, cut and healed, and a launcher that comes back as another one."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

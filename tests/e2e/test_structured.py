@@ -2,8 +2,6 @@
 is the one without a draft.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

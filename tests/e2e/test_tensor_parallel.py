@@ -1,7 +1,5 @@
 """A target split over two processes says what it says in one, and ends as a whole however it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

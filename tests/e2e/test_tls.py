@@ -1,7 +1,5 @@
 """The whole system with certificates on every connection, used by HTTPS and by the SDK."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The model is scripted: it writes what its family writes, in tokens of four chara
 anywhere. It is its own draft: whole calls are accepted in one round.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """`outrider top` under a pseudo-terminal, beside real answers: what a person sees, and how it is left."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading

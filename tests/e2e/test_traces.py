@@ -1,7 +1,5 @@
 """Traces and logs of the whole system under load: what is told of a request, and what never is."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -17,6 +15,7 @@ from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from tests.otlp_collector import Collector, Span, collecting
 from tests.stack import Process, Stack, running
+from tests.waiting import wait_until
 
 SECRET = "xyzzyplugh"
 """In all that a user sends."""
@@ -58,15 +57,13 @@ class Watched:
 
     def access_line(self, request_id: str) -> dict[str, Any]:
         """The one line of a request that has ended, or is about to."""
-        until = time.monotonic() + 10
-        while True:
+
+        def found() -> list[dict[str, Any]]:
             lines = [line for line in self.lines(self.stack.gateway) if line["logger"] == "gateway.access"]
-            found = [line for line in lines if line["request_id"] == request_id]
-            if found:
-                assert len(found) == 1
-                return found[0]
-            assert time.monotonic() < until, f"no line of {request_id}"
-            time.sleep(0.05)
+            return [line for line in lines if line["request_id"] == request_id]
+
+        (line,) = wait_until(found, f"no line of {request_id}", 10)
+        return line
 
 
 @pytest.fixture(scope="module")
@@ -206,10 +203,7 @@ def test_a_collector_that_is_away_harms_no_request_and_no_end(watched: Watched) 
         started = time.monotonic()
         assert watched.post(seed=1).json()["choices"][0]["text"] == before
         assert time.monotonic() - started < 10
-    until = time.monotonic() + 30
-    while not (complaints := complaints_of(watched)):  # spans are sent every few seconds
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    complaints = wait_until(lambda: complaints_of(watched), "no complaint: spans are sent every few seconds")
     started = time.monotonic()
     assert watched.stack.gateway.stop() == 0
     assert time.monotonic() - started < 10

@@ -3,8 +3,6 @@
 With --batch-invariant there are no near-ties: what a tree's round left wrong in a cache would change what follows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """`outrider tune` on the demo pair, with a load so small that its figures mean nothing: only that all is measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -2,8 +2,6 @@
 that keep anything between requests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """`outrider up` as a user runs it: what it serves, how it ends, and that nothing is left, however it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

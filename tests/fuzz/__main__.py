@@ -5,8 +5,6 @@ Ends with 1 when a part crashed, hung, kept something, or answered with a status
 written to benchmarks/results.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

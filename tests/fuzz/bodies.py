@@ -1,7 +1,5 @@
 """HTTP bodies that nobody should send: what real clients sent, with parts of it replaced, dropped, moved and added."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

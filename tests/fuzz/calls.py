@@ -1,7 +1,5 @@
 """Raw gRPC calls: bytes in, bytes out, and the status that each call ended with."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable, Iterable
 from typing import Any

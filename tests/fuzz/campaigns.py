@@ -4,8 +4,6 @@ An input is altered when its bytes are not those of a valid message in its place
 fault: many a changed field leaves a message valid.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -53,6 +51,7 @@ from tests.fuzz.hints import (
 from tests.fuzz.services import SETTLE_S, FrontDoor, HttpDoor, Worker
 from tests.fuzz.values import message_of, mutated, nudged
 from tests.service.test_recorded_requests import READERS, read
+from tests.waiting import wait_until_none
 
 Code = grpc.StatusCode
 CLEAR = {Code.OK, Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.RESOURCE_EXHAUSTED}
@@ -444,9 +443,6 @@ def join(registry: Registry, channel: grpc.Channel, tally: Tally) -> Callable[[A
         assert rubbish or status is Code.OK, (status, details)
         assert arrived or status is not Code.OK
         assert all(rpb.WorkerList.FromString(raw).workers for raw in arrived)
-        give_up = time.monotonic() + SETTLE_S
-        while registry.reports():
-            assert time.monotonic() < give_up, "a gateway that left is still counted"
-            time.sleep(0.001)
+        wait_until_none(registry.reports, SETTLE_S)  # a gateway that left is not counted
 
     return campaign

@@ -1,7 +1,5 @@
 """What makes a fuzzed message reach far: slots that are open, epochs that are right, tickets that are waited for."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

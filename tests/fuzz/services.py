@@ -1,14 +1,10 @@
 """What is fuzzed: real servers. Workers of a tiny model as processes; gateway's doors and registry on a thread each."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +31,10 @@ from tests.fuzz.calls import DEADLINE_S, dial, talk
 from tests.fuzz.hints import SENTINEL
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 from tests.service.test_http_tools import tokenizer_of
+from tests.service.test_registry import Scaled
 from tests.stack import Process
 from tests.tiny_models import tiny_llama
+from tests.waiting import wait_until, wait_until_none
 
 SETTLE_S = 30.0
 WORKER = ("--max-slots", "16", "--kv-cache-tokens", "8192")
@@ -45,7 +43,7 @@ WORKER = ("--max-slots", "16", "--kv-cache-tokens", "8192")
 class Worker:
     """A target or draft, and the valid request that it must always answer."""
 
-    def __init__(self, role: str, process: Process, target: Worker | None = None) -> None:
+    def __init__(self, role: str, process: Process, target: "Worker | None" = None) -> None:
         self.role = role
         self.process = process
         self.channel = dial(process.address)
@@ -97,13 +95,10 @@ class Worker:
         num_steps = self.info().num_steps
 
         def has_stepped(raw: bytes) -> bool:
-            if not self.answered(raw):
-                return False
-            give_up = time.monotonic() + SETTLE_S
-            while self.info().num_steps == num_steps:
-                assert time.monotonic() < give_up, "no step was made"
-                time.sleep(0.002)
-            return True
+            if self.answered(raw):
+                wait_until(lambda: self.info().num_steps != num_steps, "no step was made", SETTLE_S)
+                return True
+            return False
 
         status, details, arrived = talk(self.channel, self.method("Control"), [self.valid()], has_stepped)
         good = {reply.WhichOneof("item") for raw in arrived for reply in self.replies(raw)}
@@ -112,10 +107,12 @@ class Worker:
 
     def check_empty(self) -> None:
         """No slot, block or lease is held once the streams have ended."""
-        give_up = time.monotonic() + SETTLE_S
-        while (info := self.info()).num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases:
-            assert time.monotonic() < give_up, f"left: {info}"
-            time.sleep(0.005)
+
+        def left() -> pb.WorkerInfo | None:
+            info = self.info()
+            return info if info.num_slots_in_use or info.num_kv_blocks_in_use or info.num_leases else None
+
+        wait_until_none(left, SETTLE_S)
 
 
 @contextlib.contextmanager
@@ -160,10 +157,7 @@ class FrontDoor:
 
     def check_empty(self) -> None:
         """The server lets go a moment after its client has been told."""
-        give_up = time.monotonic() + SETTLE_S
-        while self.generator.num_open or self.admission.bodies.num_bytes:
-            assert time.monotonic() < give_up, (self.generator.num_open, self.admission.bodies.num_bytes)
-            time.sleep(0.001)
+        wait_until_none(lambda: self.generator.num_open or self.admission.bodies.num_bytes, SETTLE_S)
 
 
 @contextlib.contextmanager
@@ -217,10 +211,7 @@ class HttpDoor:
 
     def check_empty(self) -> None:
         """No answer, byte or task of a request is left, and the key has none of its answers running."""
-        give_up = time.monotonic() + SETTLE_S
-        while held := self._held():
-            assert time.monotonic() < give_up, f"left: {held}"
-            time.sleep(0.001)
+        wait_until_none(self._held, SETTLE_S)
 
     def _held(self) -> dict[str, Any]:
         bodies, caller = self.admission.bodies, self.admission.access.caller(self._headers["authorization"])
@@ -252,13 +243,7 @@ def http_door(folder: Path) -> Iterator[HttpDoor]:
 @contextlib.contextmanager
 def registry() -> Iterator[tuple[Registry, grpc.Channel]]:
     """With one member to tell of."""
-
-    def scale(pool: str, count: int | None) -> Future[rpb.ScaleReply]:
-        found: Future[rpb.ScaleReply] = Future()
-        found.set_result(rpb.ScaleReply())
-        return found
-
-    served = Registry(scale)
+    served = Registry(Scaled())
     address = served.start("127.0.0.1:0", None)
     served.publish(rpb.WorkerList(epoch=1, version=1, workers=[rpb.Worker(name="a", pool="p", address="127.0.0.1:1")]))
     channel = dial(address)

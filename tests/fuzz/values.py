@@ -1,7 +1,5 @@
 """Strategies for messages that nobody should send: of any class by its descriptor, with values near every bound."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any

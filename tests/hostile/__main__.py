@@ -8,8 +8,6 @@ the other key streams all the while, and /healthz is probed. All share the machi
 Ends with 1 when a promise below was broken. The result is written to benchmarks/results.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """Who speaks to the gateway: the load, and beside it, in a process of its own, a victim's stream and a health probe."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -6,8 +6,6 @@ the one thread, so that other processes of a busy machine do not count. Whatever
 file that HOSTILE_LOG names.
 """
 
-from __future__ import annotations
-
 import concurrent.futures.thread
 import functools
 import json

@@ -1,7 +1,5 @@
 """CPU time and memory of the gateway and of the processes that it has started, from /proc."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -4,8 +4,6 @@ Each kind is a function of a random number generator, so that a seed says all. W
 bodies of every endpoint with parts changed, and schemas, expressions and grammars from fine to endless.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ And what it tells a part against the part's settings. With the values in tests/k
 for each manifest, exit code 1 when one is refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `helm template` renders and `helm lint` says: Helm itself, as the library that helm-python-sdk ships."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

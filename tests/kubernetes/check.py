@@ -3,8 +3,6 @@
 And what they tell a process against its settings, which the process itself would refuse at its start.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """What is asked of the services: every sampling parameter in turn and all together, every encoding, K from 0 to 4."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,15 +77,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 LENGTHS = (1, 2, 4)
 """K of groups for its own sake. It is 3 in the others."""
-UNDER_FULL = (
-    "nothing",
-    "top_p",
-    "repetition_penalty",
-    "bad_words",
-    "end of sequence",
-    "min_tokens",
-    "regex",
-)
+UNDER_FULL = ("nothing", "top_p", "repetition_penalty", "bad_words", "end of sequence", "min_tokens", "regex")
 """Parameters of each kind, for the suite of every day: each of them has its law tested under one kind at least, and
 under more with the larger samples. At temperature 0 it is one answer, which tests of parity compare.
 """

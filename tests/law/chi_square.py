@@ -1,7 +1,5 @@
 """Pearson's chi-square test of counted answers against a law, and its power against another law. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Services and samples shared by the tests of the law. Each sample is drawn at its first use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 

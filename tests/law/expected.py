@@ -3,8 +3,6 @@
 Every prefix gets a forward of its own, without cache; penalties therefore see the prefix as committed text.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from functools import lru_cache

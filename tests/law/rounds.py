@@ -5,8 +5,6 @@ token is drafted and kept, and that each token replaces a rejected draft. Their 
 given what came before them, so this is all there is to a round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

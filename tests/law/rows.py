@@ -1,7 +1,5 @@
 """Rows of docs/reports/laws.md, as the tests record them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """Draws answers of many cases through a gateway, all in the same batches, and counts what came."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import Counter

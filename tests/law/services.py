@@ -1,7 +1,5 @@
 """Workers and gateways of the law's tests. Broken workers stand beside the sound ones; each gateway is a pair."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ The tests record their rows as properties of their reports, which pytest hands o
 imports nothing that pytest would rather import itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

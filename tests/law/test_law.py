@@ -7,8 +7,6 @@ services of a run together fail by chance with probability at most ALPHA (Bonfer
 BROKEN, in the same test with the number of answers of which `test_power.py` computes beforehand that it will.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -224,13 +222,11 @@ class TestIndependence:
         one = seen_through(target_law(models, PLAIN.id), lambda answer: answer[:1])
         return {(*a, *b): one[a] * one[b] for a in one for b in one}
 
-    def test_choices_under_one_seed(self, models: Models, samples: Samples, least_p: float) -> None:
-        counts = self.pairs(samples.of(PLAIN), 0, 1)
-        assert counts.total() == samples.num_answers // 2
-        assert p_value(counts, self.law(models)) > least_p
-
-    def test_neighbouring_seeds(self, models: Models, samples: Samples, least_p: float) -> None:
-        counts = self.pairs(samples.of(PLAIN), 1, 0)
+    @pytest.mark.parametrize("step", [(0, 1), (1, 0)], ids=["choices under one seed", "neighbouring seeds"])
+    def test_they_are_independent(
+        self, models: Models, samples: Samples, least_p: float, step: tuple[int, int]
+    ) -> None:
+        counts = self.pairs(samples.of(PLAIN), *step)
         assert counts.total() == samples.num_answers // 2
         assert p_value(counts, self.law(models)) > least_p
 
@@ -258,10 +254,7 @@ class TestADraftWhoseTimesDependOnItsTokens:
 
     @pytest.mark.parametrize(
         ("target", "is_sound"),
-        [
-            ("target_service", True),
-            pytest.param("tests.law.faults.only_whole", False, marks=pytest.mark.slow),
-        ],
+        [("target_service", True), pytest.param("tests.law.faults.only_whole", False, marks=pytest.mark.slow)],
     )
     def test_the_law(
         self, models: Models, services: Services, samples: Samples, least_p: float, target: str, is_sound: bool
@@ -278,45 +271,24 @@ class TestADraftWhoseTimesDependOnItsTokens:
             assert one < BROKEN
 
 
-class TestBrokenRules:
+BROKEN_RULES = {
+    "residual_skipped": ("target", PLAIN.id),
+    "truncated_after_draw": ("draft", "topk: nothing"),
+    "noise_shared": ("target", PLAIN.id),
+    "noise_repeated": ("target", "coupled: nothing"),
+    "penalties_frozen": ("target", "full: repeated drafts"),
+    "mask_not_drawn": ("draft", "full: regex"),
+}
+"""By module of `tests.law.faults`: the worker that it is, and the case in which it shows."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", BROKEN_RULES)
+def test_a_broken_rule_is_caught(models: Models, services: Services, fault: str) -> None:
     """One function of one worker is replaced; everything else is the product. Every day, that answers of another law
     are caught is shown by lenient ones.
     """
-
-    def p_values(self, models: Models, services: Services, case: Case, **modules: Any) -> dict[str, float]:
-        return p_values(models, case, drawn_anew(services, case, **modules))
-
-    @pytest.mark.slow
-    def test_residual_skipped(self, models: Models, services: Services) -> None:
-        found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.residual_skipped")
-        assert found["first"] < BROKEN
-
-    @pytest.mark.slow
-    def test_truncated_after_the_draw(self, models: Models, services: Services) -> None:
-        case = CASE["topk: nothing"]
-        found = self.p_values(models, services, case, draft_module="tests.law.faults.truncated_after_draw")
-        assert found["first"] < BROKEN
-
-    @pytest.mark.slow
-    def test_noise_shared(self, models: Models, services: Services) -> None:
-        found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.noise_shared")
-        assert found["first"] < BROKEN
-
-    @pytest.mark.slow
-    def test_noise_of_another_position(self, models: Models, services: Services) -> None:
-        """Every token of an answer is picked by the same numbers."""
-        case = CASE["coupled: nothing"]
-        found = self.p_values(models, services, case, target_module="tests.law.faults.noise_repeated")
-        assert found["first"] < BROKEN
-
-    @pytest.mark.slow
-    def test_penalties_frozen_at_the_committed_tokens(self, models: Models, services: Services) -> None:
-        case = CASE["full: repeated drafts"]
-        found = self.p_values(models, services, case, target_module="tests.law.faults.penalties_frozen")
-        assert found["first"] < BROKEN
-
-    @pytest.mark.slow
-    def test_a_mask_that_the_draft_did_not_draw_with(self, models: Models, services: Services) -> None:
-        case = CASE["full: regex"]
-        found = self.p_values(models, services, case, draft_module="tests.law.faults.mask_not_drawn")
-        assert found["first"] < BROKEN
+    worker, case_id = BROKEN_RULES[fault]
+    case = CASE[case_id]
+    sample = drawn_anew(services, case, **{f"{worker}_module": f"tests.law.faults.{fault}"})
+    assert p_values(models, case, sample)["first"] < BROKEN

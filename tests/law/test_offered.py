@@ -2,8 +2,6 @@
 drafter, tree or parameter without a case fails here.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from typing import Any, get_args

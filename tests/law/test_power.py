@@ -1,7 +1,5 @@
 """That the tests of the law can fail: exact laws of the broken rules, and the power of the chi-square against them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

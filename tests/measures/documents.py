@@ -6,8 +6,6 @@ Looks at what stands between backticks, and at indented commands, in README.md, 
 and the READMEs of models and benchmarks. Not in docs/reports and CHANGELOG.md: they say what was.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -31,10 +29,7 @@ FOREIGN = {
     "kube_deployment_status_replicas_unavailable", "modeling_minimax_m3_vl",
 }  # fmt: skip
 """Labels, and names of other projects' code and metrics."""
-INVENTED = {
-    "docs/add-a-drafter.md": re.compile("repeat|Repeat"),
-    "docs/add-a-head.md": re.compile("glance|Glance"),
-}
+INVENTED = {"docs/add-a-drafter.md": re.compile("repeat|Repeat"), "docs/add-a-head.md": re.compile("glance|Glance")}
 """Names that a page has its reader write, by page."""
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "models", "benchmarks")
 

@@ -3,8 +3,6 @@
 python -m tests.measures.draw                     # 60 docstrings and 40 attributes of this commit
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import random

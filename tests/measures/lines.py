@@ -1,7 +1,5 @@
 """`make lines ARGS=COMMIT`: Python files and their lines by folder, at that commit and now, without generated stubs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

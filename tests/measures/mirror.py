@@ -1,7 +1,5 @@
 """Product files whose tests have their name: `python -m tests.measures.mirror`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.measures.lines import REPO

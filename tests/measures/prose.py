@@ -7,8 +7,6 @@ A line of code is neither blank, a docstring nor only a comment. Comprehensions 
 for a thousand lines of code, prose (docstrings and comments) as a share of all lines. `make check` prints the totals.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import sys

@@ -4,8 +4,6 @@ A function is given by its name alone, below a package: it may move from file to
 its meaning (`tests.mutants.operators`): locals may be renamed and lines rewritten.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,6 +61,24 @@ def _files_with(package: str, name: str) -> list[Path]:
     texts = {path: path.read_text() for path in files if path.is_file()}
     named = [path for path, text in texts.items() if f"def {last}(" in text or f"class {last}" in text]
     return [path.relative_to(REPO) for path in named if name in dict(_definitions(ast.parse(texts[path])))]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row of a table of faults."""
+
+    function: str
+    operator: Operator
+
+
+Faults = dict[tuple[str, ...], dict[str, Fault]]
+"""By the tests that are to catch them, and by what users or the laws would lose."""
+
+
+def mutants_of(faults: Faults) -> Iterator[Mutant]:
+    for tests, by_loss in faults.items():
+        for why, fault in by_loss.items():
+            yield Mutant(fault.function, fault.operator, why, tests)
 
 
 def _definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:

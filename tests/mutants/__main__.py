@@ -5,8 +5,6 @@ unless the tests pass without a fault and fail with each. `--check` runs no test
 function, place or tests are not found, which every run does first.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -17,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutants import REPO, Mutant
+from tests.mutants import REPO, Mutant, mutants_of
 from tests.mutants.acceptance import ACCEPTANCE
 from tests.mutants.beams import BEAMS
 from tests.mutants.cascade import CASCADES
@@ -36,25 +34,26 @@ from tests.mutants.translation import TRANSLATIONS
 from tests.mutants.truncation import TRUNCATION
 from tests.mutants.windows import WINDOWS
 
-MUTANTS = (
-    *ACCEPTANCE,
-    *SAMPLING,
-    *EXPLAINING,
-    *GRAMMAR,
-    *TRUNCATION,
-    *DELIVERIES,
-    *SESSION,
-    *KEYS,
-    *LAYER_MEMORY,
-    *HEALTH,
-    *HEADS,
-    *PROMPTS,
-    *WINDOWS,
-    *BEAMS,
-    *ENCODER,
-    *TRANSLATIONS,
-    *CASCADES,
+TABLES = (
+    ACCEPTANCE,
+    SAMPLING,
+    EXPLAINING,
+    GRAMMAR,
+    TRUNCATION,
+    DELIVERIES,
+    SESSION,
+    KEYS,
+    LAYER_MEMORY,
+    HEALTH,
+    HEADS,
+    PROMPTS,
+    WINDOWS,
+    BEAMS,
+    ENCODER,
+    TRANSLATIONS,
+    CASCADES,
 )
+MUTANTS = [mutant for faults in TABLES for mutant in mutants_of(faults)]
 TEST_LIMIT_S = 60
 """Seconds a test may take: a fault that makes one hang is caught."""
 

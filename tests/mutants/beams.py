@@ -1,17 +1,7 @@
 """Beam search: what goes on, what has ended, and what of it lies in the cache."""
 
-from tests.mutants import Mutant
-from tests.mutants.operators import (
-    always,
-    argument,
-    call,
-    comparison,
-    comprehension,
-    drop,
-    never,
-    operation,
-    read,
-)
+from tests.mutants import Fault, Faults
+from tests.mutants.operators import always, argument, call, comparison, comprehension, drop, never, operation, read
 
 SEARCH, TARGET = "outrider.engine.speculation:BeamSearch", "target_service:Beams"
 LAWS, DRAFTED = (
@@ -25,78 +15,53 @@ STEPS, LOST, MOVED = (
     (f"{ENGINE}::test_a_search_goes_on_from_its_levels_on_another_lease_and_on_another_target",),
 )
 
-BEAMS = (
-    Mutant(
-        "outrider.papers:BeamGrowth._choose_anew",
-        read("_sums", to="[0.0] * len(_)"),
-        "a draft's beams are sorted without the target's sums, and are not the target's",
-        DRAFTED,
-    ),
-    Mutant(
-        "outrider.papers:BeamGrowth.extend",
-        always("_stop_ids"),
-        "a draft's beams go on behind what ends them, in place of those that the target chooses",
-        DRAFTED,
-    ),
-    Mutant(
-        f"{TARGET}.decide",
-        comprehension("child", to="(lambda rows: [rows[0] if row is None else row for row in rows])(_)"),
-        "a level is decided by what is said behind the best beam alone, though others were not fed",
-        STEPS,
-    ),
-    Mutant(
-        f"{SEARCH}.apply",
-        argument("_divisor", 0, to="max(1, _ - 1)"),
-        "an answer's score is that of one a token shorter",
-        LAWS,
-    ),
-    Mutant(
-        f"{SEARCH}._cannot_improve",
-        call("len", "levels", to="_ + 1"),
-        "a search ends by a length that no beam has",
-        LAWS,
-    ),
-    Mutant(
-        f"{SEARCH}.choose",
-        comparison("==", to="True"),
-        "what ends costs a live beam its place",
-        LAWS,
-    ),
-    Mutant(
-        f"{SEARCH}.num_candidates",
-        operation("+", to="_0"),
-        "too little is known of a beam whose best continuations end",
-        LAWS,
-    ),
-    Mutant(f"{SEARCH}._cannot_improve", never("NEVER"), 'early_stopping "never" is that of false', LAWS),
-    Mutant(
-        f"{TARGET}.advance",
-        argument("append", 0, to="max(_ - 1, 0)"),
-        "what stays in the cache is taken one off, behind settled tokens that were fed with it",
-        LOST,
-    ),
-    Mutant(
-        "outrider.engine.speculation:BeamTree.parents_of",
-        read("root_at", to="min(_, 0)", nth=(1, 2)),
-        "beams hang under the first of the settled tokens that are fed with them, not the last",
-        LOST,
-    ),
-    Mutant(
-        f"{TARGET}._next_nodes",
-        comparison("<=", to="True"),
-        "a search that lost its memory feeds its whole tree at once, however large",
-        LOST,
-    ),
-    Mutant(
-        f"{TARGET}.__init__",
-        drop("apply"),
-        "a search that goes on elsewhere forgets the sums of its beams, and what has ended",
-        MOVED,
-    ),
-    Mutant(
-        "gateway.rounds:BeamSession.resumed",
-        read("levels", to="[]"),
-        "a slot that is opened again begins the search anew",
-        ("tests/unit/gateway/rounds/test_beam_session.py",),
-    ),
-)
+BEAMS: Faults = {
+    DRAFTED: {
+        "a draft's beams are sorted without the target's sums, and are not the target's": Fault(
+            "outrider.papers:BeamGrowth._choose_anew", read("_sums", to="[0.0] * len(_)")
+        ),
+        "a draft's beams go on behind what ends them, in place of those that the target chooses": Fault(
+            "outrider.papers:BeamGrowth.extend", always("_stop_ids")
+        ),
+    },
+    STEPS: {
+        "a level is decided by what is said behind the best beam alone, though others were not fed": Fault(
+            f"{TARGET}.decide",
+            comprehension("child", to="(lambda rows: [rows[0] if row is None else row for row in rows])(_)"),
+        )
+    },
+    LAWS: {
+        "an answer's score is that of one a token shorter": Fault(
+            f"{SEARCH}.apply", argument("_divisor", 0, to="max(1, _ - 1)")
+        ),
+        "a search ends by a length that no beam has": Fault(
+            f"{SEARCH}._cannot_improve", call("len", "levels", to="_ + 1")
+        ),
+        "what ends costs a live beam its place": Fault(f"{SEARCH}.choose", comparison("==", to="True")),
+        "too little is known of a beam whose best continuations end": Fault(
+            f"{SEARCH}.num_candidates", operation("+", to="_0")
+        ),
+        'early_stopping "never" is that of false': Fault(f"{SEARCH}._cannot_improve", never("NEVER")),
+    },
+    LOST: {
+        "what stays in the cache is taken one off, behind settled tokens that were fed with it": Fault(
+            f"{TARGET}.advance", argument("append", 0, to="max(_ - 1, 0)")
+        ),
+        "beams hang under the first of the settled tokens that are fed with them, not the last": Fault(
+            "outrider.engine.speculation:BeamTree.parents_of", read("root_at", to="min(_, 0)", nth=(1, 2))
+        ),
+        "a search that lost its memory feeds its whole tree at once, however large": Fault(
+            f"{TARGET}._next_nodes", comparison("<=", to="True")
+        ),
+    },
+    MOVED: {
+        "a search that goes on elsewhere forgets the sums of its beams, and what has ended": Fault(
+            f"{TARGET}.__init__", drop("apply")
+        )
+    },
+    ("tests/unit/gateway/rounds/test_beam_session.py",): {
+        "a slot that is opened again begins the search anew": Fault(
+            "gateway.rounds:BeamSession.resumed", read("levels", to="[]")
+        )
+    },
+}

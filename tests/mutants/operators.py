@@ -9,8 +9,6 @@ order. Of a call these are its arguments, `_f` is what is called, `_self` what i
 keyword argument x. A part that is a slice has `_1` for its beginning and `_2` for its end.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import copy

@@ -1,7 +1,5 @@
 """The nodes of a function's syntax tree: where each is, what it mentions, and the parts that a replacement may use."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Needs Chromium or Chrome on the machine: says so and exits 3 without. Writes the
 chat where the model of `make chat` has been fetched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -31,15 +31,7 @@ LEFT = """async () => ({
   databases: (await indexedDB.databases()).length, workers: (await navigator.serviceWorker.getRegistrations()).length,
   caches: (await caches.keys()).length, violations,
 })"""
-NOTHING_LEFT = {
-    "local": 0,
-    "session": 0,
-    "cookies": "",
-    "databases": 0,
-    "workers": 0,
-    "caches": 0,
-    "violations": [],
-}
+NOTHING_LEFT = {"local": 0, "session": 0, "cookies": "", "databases": 0, "workers": 0, "caches": 0, "violations": []}
 figures: list[str] = []
 """Printed at the end."""
 

@@ -1,7 +1,5 @@
 """What a user does on the page, by the names that it has there."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Everybody can use it: axe-core finds nothing in any state, dark or light, and narrow or zoomed nothing is lost."""
 
-from __future__ import annotations
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect

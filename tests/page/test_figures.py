@@ -1,7 +1,5 @@
 """What the page weighs and how soon it is there; and its pictures in the documentation."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

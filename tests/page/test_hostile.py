@@ -1,7 +1,5 @@
 """Nothing that a model, a user, a name or an error says becomes anything but text, and no script but ours runs."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

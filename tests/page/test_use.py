@@ -1,7 +1,5 @@
 """What people do on the page, by keyboard too, on the real system."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@ Fails where a file of the spine was not entered or came out of order, where an e
 service is neither on the spine nor listed as a helper, and where the page names a file that is not there.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ class Page:
     helpers: list[str]
 
     @classmethod
-    def read(cls, text: str) -> Page:
+    def read(cls, text: str) -> "Page":
         """Raises ValueError where a list is missing."""
         return cls(*(_paths_between(text, name) for name in ("spine", "helpers")))
 

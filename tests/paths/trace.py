@@ -1,7 +1,5 @@
 """One streaming chat through the demo pair, traced."""
 
-from __future__ import annotations
-
 import json
 import signal
 import tempfile

@@ -4,8 +4,6 @@
 FOLDER/MODULE.N.json, N counting from 0, and the next window begins.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json

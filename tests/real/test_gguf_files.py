@@ -4,8 +4,6 @@
 of four kinds). What is not there is skipped. A minute and a half for each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

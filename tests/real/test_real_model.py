@@ -2,8 +2,6 @@
 own, whoever drafts. Skipped where `make real-model` has not been said; `make real-test` runs all of it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ while 16 streams and short requests go over kept connections, HTTP (OpenAI's cli
 Prints what clients saw of it. Exit code 1 when a request is lost that a client could make again, or a text is another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """A TCP balancer as clusters have them: it knows connections only, and who is ready by GET /readyz."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -35,7 +33,7 @@ class Balancer:
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Balancer:
+    async def __aenter__(self) -> "Balancer":
         self._servers = []
         for protocol in ("http", "grpc"):
             server = await asyncio.start_server(self._accepting(protocol), "127.0.0.1", 0)

@@ -4,8 +4,6 @@ their addresses, one after the other, while answers stream.
 Prints a line for each. Exit code 1 when an answer is lost, or is another than the others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -3,8 +3,6 @@
 Processes and one event loop a module: grpc.aio does not stand several loops in one process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -13,10 +11,12 @@ import pytest
 import pytest_asyncio
 
 from gateway.admission import admission
+from gateway.tokenizer import Tokenizer
 from tests.checkers import inline_checker
 from tests.service.control_client import ControlClient, eventually, idle
 from tests.service.recorder import Recorder, started
 from tests.service.reference_model import ReferenceModel
+from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 from tests.stack import Process
 from tests.tiny_models import tiny_llama
 
@@ -25,6 +25,16 @@ from tests.tiny_models import tiny_llama
 def _checks_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Applications that are made here check grammars in this process: two processes for each would take 0.2 s."""
     monkeypatch.setattr(admission, "create_checker", inline_checker)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return demo_tokenizer()
+
+
+@pytest.fixture
+def generator(tokenizer: Tokenizer) -> ScriptedGenerator:
+    return ScriptedGenerator(tokenizer, "the quick brown fox")
 
 
 HOLD, HOLD_S = "target_service.leases.hold.MAX_HOLD_S", 3.0

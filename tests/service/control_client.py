@@ -1,7 +1,5 @@
 """A bare gateway's and a bare draft's end of the worker streams, for tests that send what a real peer never would."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time
@@ -59,7 +57,7 @@ class ControlClient:
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._followed: dict[int, asyncio.Queue[Any]] = {}
 
-    async def __aenter__(self) -> ControlClient:
+    async def __aenter__(self) -> "ControlClient":
         self.epoch = (await self.info()).epoch
         self.stream = self.stub.Control()
 
@@ -103,7 +101,7 @@ class ControlClient:
         self._outbox.put(self._wrap(item, message_id, epoch))
         return future
 
-    def follow(self, item: Any) -> Replies:
+    def follow(self, item: Any) -> "Replies":
         """Send; all replies come from what is returned, a lease's verdicts one by one."""
         message_id = next(self._ids)
         queue = self._followed[message_id] = asyncio.Queue[Any]()
@@ -158,7 +156,7 @@ class DeliverClient:
     def __init__(self, client: ControlClient) -> None:
         self._client = client
 
-    async def __aenter__(self) -> DeliverClient:
+    async def __aenter__(self) -> "DeliverClient":
         self._call = self._client.stub.Deliver()
         return self
 

@@ -1,7 +1,5 @@
 """A peer in the target's place, which keeps what drafts deliver."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What the target must answer, from transformers' own forward without a cache and a few lines of NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

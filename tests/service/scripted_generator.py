@@ -3,8 +3,6 @@
 It stands in for the workers only: the front ends, the tokenizer and the servers around it are the product's own.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -112,7 +110,7 @@ class ScriptedGenerator:
     def refusals(self) -> list[str]:
         return ["a draft: why"]
 
-    def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> Playback:
+    def admit(self, model_id: str, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> "Playback":
         if self.refusal is not None:
             raise self.refusal
         return Playback(self)
@@ -124,7 +122,7 @@ class Playback:
     requests: tuple[GenerationRequest, ...] = ()
     num_output_tokens: int = 0
 
-    async def __aenter__(self) -> Playback:
+    async def __aenter__(self) -> "Playback":
         self.generator.num_open += 1
         return self
 

@@ -1,7 +1,5 @@
 """Beam searches over real gRPC: what verdicts hold, and what is refused of peers that send what nobody should."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

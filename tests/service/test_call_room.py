@@ -1,7 +1,5 @@
 """Room for calls: what one caller leaves open or unfinished takes neither the server's memory nor the others' room."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,18 +11,15 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from prometheus_client import CollectorRegistry
 
-from gateway.admission.admission import Admission
-from gateway.api.grpc_api import GenerationServicer
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from outrider.wire.transport.call_limits import MAX_DELIVERY_STREAMS, MAX_WATCHING_CALLS
-from outrider.wire.transport.serving import start_server
 from tests.partial_messages import unfinished_calls
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
-from tests.service.test_tls import Reached, info, refusal
+from tests.service.front_door import admission_of, grpc_of
+from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
+from tests.service.test_tls import info, refusal, serving
 
 MIB = 1 << 20
 CHECK = "/grpc.health.v1.Health/Check"
@@ -35,21 +30,9 @@ TIMEOUT_S = 20.0
 
 @asynccontextmanager
 async def front_door(**settings: Any) -> AsyncIterator[str]:
-    admission = Admission(ScriptedGenerator(demo_tokenizer(), "the fox"), config(**settings), CollectorRegistry())
-    server, address, _ = await start_server(GenerationServicer(admission).add_to, "127.0.0.1", 0, MIB)
-    yield address
-    await server.stop(None)
-
-
-@asynccontextmanager
-async def target() -> AsyncIterator[str]:
-    def add(server: Any) -> list[str]:
-        target_pb2_grpc.add_TargetServiceServicer_to_server(Reached(), server)
-        return ["outrider.v1.TargetService"]
-
-    server, address, _ = await start_server(add, "127.0.0.1", 0, MIB)
-    yield address
-    await server.stop(None)
+    admission = admission_of(ScriptedGenerator(demo_tokenizer(), "the fox"), **settings)
+    async with grpc_of(admission, MIB) as (_, address):
+        yield address
 
 
 def check(channel: grpc.aio.Channel) -> Any:
@@ -130,7 +113,7 @@ async def test_who_watches_health_takes_no_room_from_requests(monkeypatch: pytes
 
 async def test_streams_of_proposals_take_no_room_from_gateways() -> None:
     async with (
-        target() as address,
+        serving(None) as address,
         unfinished_calls(address, MAX_DELIVERY_STREAMS // 4 + 20, DELIVER, MIB) as num_bytes,
         grpc.aio.insecure_channel(address) as channel,
     ):

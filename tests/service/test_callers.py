@@ -1,7 +1,5 @@
 """Who may call a gateway: web pages of other origins, names that lead here by DNS, and bodies that are no JSON."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 else waits for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource
@@ -12,15 +10,13 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
-from gateway.admission.admission import Admission
-from gateway.api.app import create_app
 from gateway.chat_template import ChatTemplate, TemplateFile, Variant, create_renderers, template_of_files
 from gateway.confined.pool import ConfinedPool
 from gateway.confined.template_shape import TemplateShape
 from outrider.wire.errors import ConfigError
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.service.front_door import in_process
+from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 
 MAX_COMPILE_S = 0.1
 CHAT = {"model": "models/demo/target", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -77,11 +73,10 @@ async def longest_hold_s(http: httpx.AsyncClient) -> float:
 @pytest.mark.usefixtures("no_collection")
 async def test_a_template_that_takes_too_much_is_refused_and_nothing_waits_for_it() -> None:
     generator = ScriptedGenerator(demo_tokenizer())
-    app = create_app(Admission(generator, config(), CollectorRegistry()))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with (
         renderers() as pool,
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http,
+        in_process(generator) as http,
     ):
         watching = asyncio.create_task(longest_hold_s(http))
         for source, words in HOSTILE.items():

@@ -1,7 +1,5 @@
 """Deliveries that are in parts, late, stale, broken or hostile: kept, dropped or refused, counted, and exact."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Iterator
@@ -201,10 +199,7 @@ async def test_one_broken_delivery_spoils_no_other_slot(target: ControlClient, r
     await target.opened(1, PROMPT, k=K)
     await target.opened(2, PROMPT, k=K, **SAMPLED)
     good, bad = new_ticket(), new_ticket()
-    futures = [
-        target.start(verify(1, len(PROMPT), ticket=good)),
-        target.start(verify(2, len(PROMPT), ticket=bad)),
-    ]
+    futures = [target.start(verify(1, len(PROMPT), ticket=good)), target.start(verify(2, len(PROMPT), ticket=bad))]
     await target.taken()
     nan = delivery(target, bad, len(PROMPT), DRAFTS, uniform_rows())
     nan.distributions.dense.data = torch.full((K, VOCAB), math.nan).numpy().tobytes()

@@ -1,7 +1,5 @@
 """The draft over real gRPC: what it delivers, that the laws it ships are what it drew from, and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +16,7 @@ from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.transport.codec import DenseDistributions
 from tests.service.conftest import worker
-from tests.service.control_client import (
-    ControlClient,
-    advance,
-    eventually,
-    idle,
-    open_slot,
-    sampling,
-)
+from tests.service.control_client import ControlClient, advance, eventually, idle, open_slot, sampling
 from tests.service.recorder import Grown, Recorder, started
 from tests.service.reference_model import ReferenceModel, draw, uniform
 from tests.stack import Process
@@ -53,12 +44,7 @@ def chain_of(k: int, encoding: DraftLogprobs = AUTO, topk: int = 128) -> Specula
 
 
 async def grown(
-    draft: ControlClient,
-    recorder: Recorder,
-    slot: int,
-    ids: Any,
-    speculation: Speculation,
-    **options: Any,
+    draft: ControlClient, recorder: Recorder, slot: int, ids: Any, speculation: Speculation, **options: Any
 ) -> Grown:
     """Open a slot, tell it that this much is committed, and return the tree once it is told to be complete."""
     await draft.opened(slot, ids, target_address=recorder.address, target_epoch=77, speculation=speculation, **options)

@@ -1,7 +1,5 @@
 """SIGTERM at a worker: what runs goes on, nothing new begins, and it ends when nothing runs or the time is up."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -22,6 +20,7 @@ from outrider.v1 import target_pb2 as tpb
 from tests.service.conftest import worker
 from tests.service.control_client import ControlClient, eventually, open_slot, verify
 from tests.stack import Process
+from tests.waiting import wait_until
 
 PROMPT = [5, 6, 7]
 
@@ -125,10 +124,9 @@ def test_what_is_still_starting_ends_at_a_signal(module: str, target_folder: str
     args = ["--target", "127.0.0.1:9"] if module == "gateway" else ["--model", target_folder]
     process = Process(module, [*args, "--port", "0"], stderr_path=tmp_path / "log", wait=False)
     status = Path(f"/proc/{process.pid}/status")
-    give_up = time.monotonic() + 60
-    while not int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16) & 1 << (signal.SIGHUP - 1):
-        assert time.monotonic() < give_up, "it never cares for SIGHUP"
-        time.sleep(0.005)
+    caught = re.compile(r"SigCgt:\s*(\w+)")
+    hangup = 1 << (signal.SIGHUP - 1)
+    wait_until(lambda: int(caught.findall(status.read_text())[0], 16) & hangup, "it never cares for SIGHUP", 60)
     process.popen.send_signal(signal.SIGUSR1)  # which is ignored
     process.popen.send_signal(signal.SIGHUP)
     assert process.popen.wait(20) == 0, process.log()

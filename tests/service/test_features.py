@@ -2,8 +2,6 @@
 hidden states, whatever steps and pieces of prompts they were made in.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,13 +21,7 @@ from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.service.conftest import HOLD, HOLD_S, worker
-from tests.service.control_client import (
-    ControlClient,
-    deliver,
-    delivery,
-    new_ticket,
-    verify,
-)
+from tests.service.control_client import ControlClient, deliver, delivery, new_ticket, verify
 from tests.service.reference_model import ReferenceModel
 from tests.stack import Process
 

@@ -2,8 +2,6 @@
 every HTTP endpoint that reads a body.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,9 +35,7 @@ def test_workers_answer_rubbish_with_a_clear_status_and_keep_nothing(
         worker.check_empty()
 
 
-def test_a_stream_that_is_refused_beside_its_first_answers_ends(
-    pair: tuple[services.Worker, services.Worker],
-) -> None:
+def test_a_stream_that_is_refused_beside_its_first_answers_ends(pair: tuple[services.Worker, services.Worker]) -> None:
     """What is no message comes while the answers to what was before it are being written."""
     target, _ = pair
     for _ in range(200):

@@ -2,8 +2,6 @@
 cannot be followed ends alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any

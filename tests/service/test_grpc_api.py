@@ -1,34 +1,23 @@
 """GenerationService over a real gRPC server, with a scripted generator behind it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry
 
-from gateway.admission.admission import Admission
 from gateway.api import operations
 from gateway.api.grpc_api import SERVICE, GenerationServicer
-from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import Overloaded, WorkerLost
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.transport.serving import start_server
-from tests.service.scripted_generator import (
-    NUM_DRAFTED,
-    Panic,
-    ScriptedGenerator,
-    config,
-    demo_tokenizer,
-    logged,
-)
+from tests.service.front_door import admission_of, grpc_of
+from tests.service.scripted_generator import NUM_DRAFTED, Panic, ScriptedGenerator, demo_tokenizer, logged
 
 TOKENIZER = demo_tokenizer()
 MODEL = "models/demo/target"
@@ -36,26 +25,12 @@ TEXT = "the quick brown fox"
 Status = health_pb2.HealthCheckResponse
 
 
-@pytest.fixture
-def generator() -> ScriptedGenerator:
-    return ScriptedGenerator(TOKENIZER, TEXT)
-
-
-@asynccontextmanager
-async def stub_of(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[Any]:
-    servicer = GenerationServicer(Admission(generator, config(**settings), CollectorRegistry()))
-    server, address, _ = await start_server(servicer.add_to, "127.0.0.1", 0, 1 << 24)
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield gateway_pb2_grpc.GenerationServiceStub(channel)
-    await server.stop(None)
-
-
 async def test_health_follows_readiness_and_watchers_are_told(
     generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "HEALTH_INTERVAL_S", 0.01)
     generator.reason = "no target"
-    servicer = GenerationServicer(Admission(generator, config(), CollectorRegistry()))
+    servicer = GenerationServicer(admission_of(generator))
     server, address, health = await start_server(servicer.add_to, "127.0.0.1", 0, 1 << 24)
     following = asyncio.create_task(operations.follow_readiness(health, generator))
     serving, not_serving = Status(status=Status.SERVING), Status(status=Status.NOT_SERVING)
@@ -91,7 +66,7 @@ def asking(**fields: Any) -> gateway_pb2.GenerateRequest:
 
 async def test_each_round_is_a_message_with_its_tokens_and_counts(generator: ScriptedGenerator) -> None:
     generator.num_cached = 3
-    async with stub_of(generator) as stub:
+    async with grpc_of(admission_of(generator)) as (stub, _):
         request = asking(has_seed=True, params={"seed": 2**64 - 1, "max_tokens": 50})
         messages = await collect(stub.Generate(request))
     ids = TOKENIZER.encode(TEXT)
@@ -117,7 +92,7 @@ async def test_choices_logprobs_and_stops(generator: ScriptedGenerator) -> None:
     request = asking(
         num_choices=2, stop=[" brown"], params={"max_tokens": 9, "num_logprobs": 2}, bad_words=["fox"], model=MODEL
     )
-    async with stub_of(generator) as stub:
+    async with grpc_of(admission_of(generator)) as (stub, _):
         messages = await collect(stub.Generate(request))
     for choice in (0, 1):
         mine = [message for message in messages if message.choice == choice]
@@ -146,7 +121,7 @@ async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGene
         draft_topk=9,
         acceptance=common_pb2.ACCEPTANCE_RULE_COUPLED,
     )
-    async with stub_of(generator) as stub:
+    async with grpc_of(admission_of(generator)) as (stub, _):
         await collect(stub.Generate(gateway_pb2.GenerateRequest(chat=chat, speculation=wishes)))
         ids = common_pb2.TokenSequence(ids=[5, 6])
         await collect(stub.Generate(gateway_pb2.GenerateRequest(prompt_ids=ids, prediction="the fox")))
@@ -193,7 +168,7 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
 async def test_what_cannot_be_is_refused_by_name(
     generator: ScriptedGenerator, make: Callable[[], gateway_pb2.GenerateRequest], param: str
 ) -> None:
-    async with stub_of(generator) as stub:
+    async with grpc_of(admission_of(generator)) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(stub.Generate(make()))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -207,7 +182,7 @@ async def test_codes_and_trailers_of_other_errors(generator: ScriptedGenerator, 
             await collect(stub.Generate(request))
         return caught.value
 
-    async with stub_of(generator) as stub:
+    async with grpc_of(admission_of(generator)) as (stub, _):
         assert (await failure(asking(model="gpt-9"))).code() is grpc.StatusCode.NOT_FOUND
         generator.refusal = Overloaded("full", retry_after_s=1.5)
         full = await failure(asking())
@@ -227,7 +202,7 @@ async def test_codes_and_trailers_of_other_errors(generator: ScriptedGenerator, 
 @pytest.mark.parametrize("pause_at", [0, 1])
 async def test_a_client_that_cancels_frees_its_place_at_once(generator: ScriptedGenerator, pause_at: int) -> None:
     generator.pause_at = pause_at
-    async with stub_of(generator) as stub:
+    async with grpc_of(admission_of(generator)) as (stub, _):
         call = stub.Generate(asking())
         reading = asyncio.create_task(collect(call))
         await asyncio.wait_for(generator.paused.wait(), 10)
@@ -244,7 +219,7 @@ async def test_a_client_that_reads_nothing_is_left_with_a_clear_status(
     monkeypatch.setattr("gateway.api.grpc_api.WRITE_TIMEOUT_S", 0.3)
     generator.text = "the quick brown fox jumps over the lazy dog " * 200
     request = asking(num_choices=16, params={"max_tokens": 2000, "num_logprobs": 20})
-    async with stub_of(generator) as stub:
+    async with grpc_of(admission_of(generator)) as (stub, _):
         call = stub.Generate(request)
         await call.read()
         await asyncio.wait_for(generator.all_left.wait(), 20)
@@ -257,7 +232,7 @@ async def test_a_client_that_reads_nothing_is_left_with_a_clear_status(
 
 async def test_a_deadline_frees_the_place_and_is_told(generator: ScriptedGenerator) -> None:
     generator.pause_at = 1
-    async with stub_of(generator) as stub:
+    async with grpc_of(admission_of(generator)) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(stub.Generate(asking(), timeout=0.3))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -1,13 +1,11 @@
 """What a draft that was let in can do to a gateway by what it says of itself, and what users are told of models."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -84,56 +82,49 @@ class ScriptedWorker(target_pb2_grpc.TargetServiceServicer):
             self._server.stop(0)
 
 
+class Played:
+    """A target and its drafts, which say of themselves what a test has them say, and a gateway's pools of them."""
+
+    def __init__(self) -> None:
+        self._workers = [ScriptedWorker("target", f"{FOLDER}/big/target")]
+        self._pools: list[Pools] = []
+
+    def draft(self, model_id: str = "draft") -> ScriptedWorker:
+        self._workers.append(ScriptedWorker("draft", model_id))
+        return self._workers[-1]
+
+    def pools(self, drafts: str) -> Pools:
+        """drafts: addresses, as a gateway is given them."""
+        config = GatewayConfig(target=self._workers[0].address, draft=drafts)
+        self._pools.append(Pools(config, GatewayMetrics()))
+        self._pools[-1].update(from_config(config))
+        return self._pools[-1]
+
+    async def close(self) -> None:
+        for pools in self._pools:
+            await pools.close()
+        for worker in self._workers:
+            worker.stop()
+
+
 @pytest.fixture
-def workers() -> Iterator[Callable[[str, str], ScriptedWorker]]:
-    """Start a worker of a role, whose model is named so."""
-    started: list[ScriptedWorker] = []
-
-    def start(role: str, model_id: str) -> ScriptedWorker:
-        started.append(ScriptedWorker(role, model_id))
-        return started[-1]
-
-    yield start
-    for worker in started:
-        worker.stop()
-
-
-@pytest.fixture
-def target(workers: Callable[[str, str], ScriptedWorker]) -> ScriptedWorker:
-    return workers("target", f"{FOLDER}/big/target")
-
-
-@pytest.fixture
-async def pools_of() -> AsyncIterator[Callable[[ScriptedWorker, str], Pools]]:
-    """A gateway's pools, by the target and the drafts' addresses."""
-    made: list[Pools] = []
-
-    def make(target: ScriptedWorker, drafts: str) -> Pools:
-        config = GatewayConfig(target=target.address, draft=drafts)
-        pools = Pools(config, GatewayMetrics())
-        made.append(pools)
-        pools.update(from_config(config))
-        return pools
-
-    yield make
-    for pools in made:
-        await pools.close()
+async def played() -> AsyncIterator[Played]:
+    made = Played()
+    yield made
+    await made.close()
 
 
 async def test_a_draft_that_comes_back_under_other_names_leaves_no_series(
-    workers: Callable[[str, str], ScriptedWorker],
-    target: ScriptedWorker,
-    pools_of: Callable[[ScriptedWorker, str], Pools],
-    monkeypatch: pytest.MonkeyPatch,
+    played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "RECONNECT_S", 0.001)
     monkeypatch.setattr(links, "MAX_PAUSE_S", 0.002)
-    draft = workers("draft", "")
+    draft = played.draft("")
     draft.ends_at_once = True
     draft.info = lambda: pb.WorkerInfo(
         model_id=f"\n{draft.num_streams} {'x' * 2000}", epoch=1 + draft.num_streams, **FACTS
     )
-    pools = pools_of(target, draft.address)
+    pools = played.pools(draft.address)
     await until(lambda: draft.num_streams > 2)
     early = len(generate_latest(pools.metrics.registry))
     await until(lambda: draft.num_streams > 40)
@@ -164,17 +155,13 @@ async def _longest_pause_s(until_done: Callable[[], object]) -> float:
     return longest_s
 
 
-async def test_a_drafts_tokenizer_does_not_stop_the_loop(
-    workers: Callable[[str, str], ScriptedWorker],
-    target: ScriptedWorker,
-    pools_of: Callable[[ScriptedWorker, str], Pools],
-) -> None:
+async def test_a_drafts_tokenizer_does_not_stop_the_loop(played: Played) -> None:
     entries = ",".join(f'"token number {i}":{i}' for i in range(300_000))
-    draft = workers("draft", "draft")
+    draft = played.draft()
     draft.files = pb.TokenizerFiles(tokenizer_json=b'{"model":{"vocab":{' + entries.encode() + b"}}}")
     facts = {**FACTS, "tokenizer_fingerprint": "another"}
     draft.info = lambda: pb.WorkerInfo(model_id="draft", epoch=1 + draft.num_infos, **facts)
-    pools = pools_of(target, draft.address)
+    pools = played.pools(draft.address)
     link = pools.members["draft-0"].link
     longest_s = await _longest_pause_s(pools.refusals)
     (refusal,) = pools.refusals()
@@ -187,18 +174,14 @@ async def test_a_drafts_tokenizer_does_not_stop_the_loop(
 
 
 async def test_a_tokenizer_without_end_is_refused_once(
-    workers: Callable[[str, str], ScriptedWorker],
-    target: ScriptedWorker,
-    pools_of: Callable[[ScriptedWorker, str], Pools],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    played: Played, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(links, "RECONNECT_S", 0.02)
-    draft = workers("draft", "draft")
+    draft = played.draft()
     draft.files = pb.TokenizerFiles(tokenizer_json=b"[" * 100_000)
     facts = {**FACTS, "tokenizer_fingerprint": "another"}
     draft.info = lambda: pb.WorkerInfo(model_id="draft", epoch=1 + draft.num_infos, **facts)
-    pools = pools_of(target, draft.address)
+    pools = played.pools(draft.address)
     began_s = time.monotonic()
     await until(lambda: draft.num_tokenizers > 2)
     took_s = time.monotonic() - began_s
@@ -210,18 +193,14 @@ async def test_a_tokenizer_without_end_is_refused_once(
 
 
 async def test_reasons_of_a_worker_that_is_away_are_bounded(
-    workers: Callable[[str, str], ScriptedWorker],
-    target: ScriptedWorker,
-    pools_of: Callable[[ScriptedWorker, str], Pools],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    played: Played, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(links, "RECONNECT_S", 0.001)
     caplog.set_level("INFO")
     numbers = itertools.count()
-    draft = workers("draft", "draft")
+    draft = played.draft()
     draft.failure = lambda: f"{next(numbers)} {'why ' * 800}"
-    pools = pools_of(target, draft.address)
+    pools = played.pools(draft.address)
     await until(lambda: draft.num_infos > 50)
     told = [record.getMessage() for record in caplog.records if "no answer from the draft" in record.getMessage()]
     assert 1 < len(told) <= MAX_REASONS and max(map(len, told)) < 1400
@@ -232,15 +211,12 @@ async def test_reasons_of_a_worker_that_is_away_are_bounded(
 
 
 async def test_a_worker_that_describes_itself_at_length_or_turns_into_another_is_not_used(
-    workers: Callable[[str, str], ScriptedWorker],
-    target: ScriptedWorker,
-    pools_of: Callable[[ScriptedWorker, str], Pools],
-    monkeypatch: pytest.MonkeyPatch,
+    played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "RECONNECT_S", 0.01)
     monkeypatch.setattr(links, "POLL_S", 0.01)
-    draft = workers("draft", "draft")
-    pools = pools_of(target, draft.address)
+    draft = played.draft()
+    pools = played.pools(draft.address)
     link = pools.members["draft-0"].link
     await until(lambda: link.connection)
     first = link.connection
@@ -256,16 +232,11 @@ async def test_a_worker_that_describes_itself_at_length_or_turns_into_another_is
 # --- names of models ---------------------------------------------------------------------------------------------
 
 
-async def test_users_are_shown_no_path_of_the_servers_disk(
-    workers: Callable[[str, str], ScriptedWorker],
-    target: ScriptedWorker,
-    pools_of: Callable[[ScriptedWorker, str], Pools],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_users_are_shown_no_path_of_the_servers_disk(played: Played, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    drafts = [workers("draft", f"{FOLDER}/{name}") for name in ("a/draft", "b/draft", "c/misfit")]
+    drafts = [played.draft(f"{FOLDER}/{name}") for name in ("a/draft", "b/draft", "c/misfit")]
     drafts[2].info = lambda: pb.WorkerInfo(model_id=f"{FOLDER}/c/misfit", epoch=7, **{**FACTS, "vocab_size": 7})
-    pools = pools_of(target, ";".join(f"{name}={draft.address}" for name, draft in zip("abc", drafts, strict=True)))
+    pools = played.pools(";".join(f"{name}={draft.address}" for name, draft in zip("abc", drafts, strict=True)))
     await until(lambda: pools.refusals() and sum(each.connection is not None for each in pools.members.values()) == 3)
     app = create_app(Admission(Coordinator(pools), pools.config, pools.metrics.registry))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:

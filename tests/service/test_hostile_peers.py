@@ -1,7 +1,5 @@
 """What a peer can do that is let in and means harm: other streams' slots, others' proposals, all the room there is."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

@@ -1,67 +1,28 @@
 """What a client may do to a connection: heads without end, silence, bodies that trickle, answers that nobody reads."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import re
 import resource
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
 import gateway.api.app
 import gateway.api.http_server as http_server
 import gateway.api.request_body
-from gateway.admission.admission import Admission
-from gateway.api.app import create_app
-from gateway.api.http_server import BACKLOG, HttpServer, bind
 from gateway.grammar_checker import create_checker
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from outrider.wire.transport.rpc import max_connections
 from tests.checkers import ENDLESS, children, until_busy, until_ended
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.service.front_door import served, served_by
+from tests.service.scripted_generator import ScriptedGenerator, config
 
-TOKENIZER = demo_tokenizer()
 SOON_S = 10.0
-
-
-@asynccontextmanager
-async def served(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[tuple[int, Admission]]:
-    """The gateway's own server; yields its port."""
-    async with served_by(generator, **settings) as (server, port, admission):
-        assert not server.should_exit
-        yield port, admission
-
-
-@asynccontextmanager
-async def served_by(
-    generator: ScriptedGenerator, **settings: object
-) -> AsyncIterator[tuple[HttpServer, int, Admission]]:
-    """The same with the server itself."""
-    admission = Admission(generator, config(**settings), CollectorRegistry())
-    (listener,) = bind("127.0.0.1", 0)
-    listener.listen(BACKLOG)
-    server = HttpServer(create_app(admission), admission.config.keep_alive_s)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield server, listener.getsockname()[1], admission
-    finally:
-        server.stop()
-        await task
-        await admission.close()
-
-
-@pytest.fixture
-def generator() -> ScriptedGenerator:
-    return ScriptedGenerator(TOKENIZER, "the quick brown fox")
 
 
 @pytest.fixture
@@ -341,9 +302,7 @@ async def test_head_is_answered_as_get_without_the_body(generator: ScriptedGener
 GET_HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-async def test_a_server_that_drains_closes_idle_connections_first(
-    generator: ScriptedGenerator,
-) -> None:
+async def test_a_server_that_drains_closes_idle_connections_first(generator: ScriptedGenerator) -> None:
     generator.pause_at = 1
     body = b'{"prompt": "x", "stream": true}'
     async with served_by(generator) as (server, port, _):

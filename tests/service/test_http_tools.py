@@ -1,7 +1,5 @@
 """Tools and reasoning over HTTP, as the official client reads them; a scripted generator says what the model would."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +13,9 @@ from pydantic import BaseModel
 
 from gateway.tokenizer import Tokenizer
 from tests.rendering import inline_template
+from tests.service.front_door import in_process
 from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
-from tests.service.test_routes import CHAT, MODEL, in_process
+from tests.service.test_routes import CHAT, MODEL
 
 TEMPLATES = Path(__file__).parents[1] / "data/templates"
 ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Weather?"}]}

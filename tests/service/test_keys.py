@@ -1,10 +1,7 @@
 """API keys at both front ends: who gets in, what each limit refuses, and that who waits as told gets in again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +10,13 @@ import grpc.aio
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry
 
 from gateway.admission.admission import Admission
-from gateway.api.app import create_app
-from gateway.api.grpc_api import GenerationServicer
-from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
-from outrider.wire.transport.serving import start_server
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.service.front_door import admission_of, grpc_of, http_of
+from tests.service.scripted_generator import ScriptedGenerator
 
-TOKENIZER = demo_tokenizer()
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 KEY = new_key()
 
@@ -31,36 +24,18 @@ MakeAdmission = Callable[..., Admission]
 
 
 @pytest.fixture
-def generator() -> ScriptedGenerator:
-    return ScriptedGenerator(TOKENIZER, "the quick brown fox")
-
-
-@pytest.fixture
-def admission_of(generator: ScriptedGenerator, tmp_path: Path) -> MakeAdmission:
+def keyed(generator: ScriptedGenerator, tmp_path: Path) -> MakeAdmission:
     def make(*, settings: dict[str, Any] | None = None, **fields: Any) -> Admission:
         """`fields` of the key KEY, named "me"; there is a second one, "you", without limits."""
         mine = ApiKey(name="me", sha256=digest_of(KEY), **fields)
         write_keys(tmp_path / "keys.yaml", (mine, ApiKey(name="you", sha256=digest_of("or-you"))))
-        settings = {"api_keys": str(tmp_path / "keys.yaml"), **(settings or {})}
-        return Admission(generator, config(**settings), CollectorRegistry())
+        return admission_of(generator, api_keys=str(tmp_path / "keys.yaml"), **(settings or {}))
 
     return make
 
 
-def http_of(admission: Admission, key: str | None = KEY) -> httpx.AsyncClient:
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=create_app(admission)), base_url="http://gateway", headers=headers
-    )
-
-
-@asynccontextmanager
-async def stub_of(admission: Admission) -> AsyncIterator[tuple[Any, str]]:
-    """(stub, address)"""
-    server, address, _ = await start_server(GenerationServicer(admission).add_to, "127.0.0.1", 0, 1 << 22)
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield gateway_pb2_grpc.GenerationServiceStub(channel), address
-    await server.stop(None)
+def caller_of(admission: Admission, key: str | None = KEY) -> httpx.AsyncClient:
+    return http_of(admission, headers={} if key is None else {"authorization": f"Bearer {key}"})
 
 
 async def generate(stub: Any, key: str | None = KEY, **fields: Any) -> int:
@@ -78,9 +53,9 @@ async def generate(stub: Any, key: str | None = KEY, **fields: Any) -> int:
     ("key", "told"), [(None, "an API key is needed"), ("or-wrong", "not known"), ("", "is needed")]
 )
 async def test_http_without_a_valid_key_is_401(
-    admission_of: MakeAdmission, generator: ScriptedGenerator, key: str | None, told: str
+    keyed: MakeAdmission, generator: ScriptedGenerator, key: str | None, told: str
 ) -> None:
-    async with http_of(admission_of(), key) as http:
+    async with caller_of(keyed(), key) as http:
         for answer in (
             await http.post(COMPLETIONS, json={"prompt": "x"}),
             await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}),
@@ -100,19 +75,19 @@ async def test_http_without_a_valid_key_is_401(
     assert generator.requests == []
 
 
-async def test_a_body_is_not_read_before_the_key_is_known(admission_of: MakeAdmission) -> None:
+async def test_a_body_is_not_read_before_the_key_is_known(keyed: MakeAdmission) -> None:
     async def endless() -> AsyncIterator[bytes]:
         raise AssertionError("read")
         yield b""
 
-    async with http_of(admission_of(), "or-wrong") as http:
+    async with caller_of(keyed(), "or-wrong") as http:
         assert (await http.post(COMPLETIONS, content=endless())).status_code == 401
 
 
 async def test_grpc_without_a_valid_key_is_unauthenticated_and_health_stays_open(
-    admission_of: MakeAdmission, generator: ScriptedGenerator
+    keyed: MakeAdmission, generator: ScriptedGenerator
 ) -> None:
-    async with stub_of(admission_of()) as (stub, address):
+    async with grpc_of(keyed()) as (stub, address):
         for key in (None, "or-wrong"):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await generate(stub, key)
@@ -133,9 +108,9 @@ async def test_grpc_without_a_valid_key_is_unauthenticated_and_health_stays_open
 # --- limits ------------------------------------------------------------------------------------------------------
 
 
-async def test_requests_over_the_rate_are_429_and_the_retry_passes(admission_of: MakeAdmission) -> None:
-    admission = admission_of(requests_per_minute=60)
-    async with http_of(admission) as http, http_of(admission, "or-you") as other:
+async def test_requests_over_the_rate_are_429_and_the_retry_passes(keyed: MakeAdmission) -> None:
+    admission = keyed(requests_per_minute=60)
+    async with caller_of(admission) as http, caller_of(admission, "or-you") as other:
         for _ in range(60):
             assert (await http.post(COMPLETIONS, json={})).status_code == 400  # refused ones count too
         over = await http.post(COMPLETIONS, json={"prompt": "x"})
@@ -152,12 +127,10 @@ async def test_requests_over_the_rate_are_429_and_the_retry_passes(admission_of:
         assert (await http.post(COMPLETIONS, json={"prompt": "x"})).status_code == 200
 
 
-async def test_a_client_that_leaves_pays_for_what_was_made(
-    admission_of: MakeAdmission, generator: ScriptedGenerator
-) -> None:
+async def test_a_client_that_leaves_pays_for_what_was_made(keyed: MakeAdmission, generator: ScriptedGenerator) -> None:
     generator.pause_at = 2
-    admission = admission_of(tokens_per_minute=1000)
-    async with http_of(admission) as http:
+    admission = keyed(tokens_per_minute=1000)
+    async with caller_of(admission) as http:
         call = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": [5, 6], "max_tokens": 500}))
         await asyncio.wait_for(generator.paused.wait(), 10)
         call.cancel()
@@ -169,11 +142,11 @@ async def test_a_client_that_leaves_pays_for_what_was_made(
 
 
 async def test_answers_at_once_are_counted_over_both_front_ends(
-    admission_of: MakeAdmission, generator: ScriptedGenerator
+    keyed: MakeAdmission, generator: ScriptedGenerator
 ) -> None:
     generator.pause_at = 1
-    admission = admission_of(max_concurrent=3)
-    async with http_of(admission) as http, http_of(admission, "or-you") as other, stub_of(admission) as (stub, _):
+    admission = keyed(max_concurrent=3)
+    async with caller_of(admission) as http, caller_of(admission, "or-you") as other, grpc_of(admission) as (stub, _):
         too_many = await http.post(COMPLETIONS, json={"prompt": ["x", "y"], "n": 2})
         assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "n")
         held = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": "x", "n": 2}))
@@ -197,10 +170,10 @@ async def test_answers_at_once_are_counted_over_both_front_ends(
 
 
 async def test_in_user_scope_keys_do_not_meet_and_users_divide_their_keys_scope(
-    admission_of: MakeAdmission, generator: ScriptedGenerator
+    keyed: MakeAdmission, generator: ScriptedGenerator
 ) -> None:
-    admission = admission_of(settings={"prefix_cache_scope": "user"})
-    async with http_of(admission) as mine, http_of(admission, "or-you") as yours:
+    admission = keyed(settings={"prefix_cache_scope": "user"})
+    async with caller_of(admission) as mine, caller_of(admission, "or-you") as yours:
         for http, body in (
             (mine, {}),
             (mine, {}),
@@ -216,12 +189,12 @@ async def test_in_user_scope_keys_do_not_meet_and_users_divide_their_keys_scope(
 
 
 async def test_a_key_is_never_shown(
-    admission_of: MakeAdmission, generator: ScriptedGenerator, caplog: pytest.LogCaptureFixture
+    keyed: MakeAdmission, generator: ScriptedGenerator, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    admission = admission_of(requests_per_minute=1)
+    admission = keyed(requests_per_minute=1)
     texts = []
-    async with http_of(admission) as http:
+    async with caller_of(admission) as http:
         for _ in range(2):
             texts.append((await http.post(COMPLETIONS, json={"prompt": "x"})).text)
         generator.fail_at = (0, RuntimeError(KEY))
@@ -239,10 +212,10 @@ async def test_a_key_is_never_shown(
         ("/detokenize", {"tokens": [1]}),
     ],
 )
-async def test_work_of_the_tokenizer_counts_as_an_answer(admission_of: MakeAdmission, path: str, body: Any) -> None:
-    admission = admission_of(max_concurrent=1)
+async def test_work_of_the_tokenizer_counts_as_an_answer(keyed: MakeAdmission, path: str, body: Any) -> None:
+    admission = keyed(max_concurrent=1)
     caller = admission.incoming(f"Bearer {KEY}").caller
-    async with http_of(admission) as http:
+    async with caller_of(admission) as http:
         with caller.count_choices(1, "n"):
             assert (await http.post(path, json=body)).status_code == 429
         assert (await http.post(path, json=body)).status_code == 200 and caller.num_choices == 0

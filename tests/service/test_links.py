@@ -1,13 +1,12 @@
 """The gateway's end of a worker, against a server that does as the test says."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import AsyncMock
 
-import grpc.aio
 import pytest
 
 from gateway.workers.connection import Connection
@@ -17,6 +16,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import IncompatiblePair, WorkerFault, WorkerLost
 from outrider.wire.protocol import PROTOCOL
+from tests.service.front_door import grpc_server
 from tests.waiting import until
 
 
@@ -36,72 +36,61 @@ class SilentTarget(target_pb2_grpc.TargetServiceServicer):
             pass
 
 
-async def serve(target: SilentTarget) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server()
-    target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    return server, port
-
-
 async def take_any(info: pb.WorkerInfo, link: WorkerLink) -> None:
     """Accept every worker."""
 
 
-def link_to(port: int, silence_s: tuple[float, float] = (4.0, 30.0), **told: Any) -> WorkerLink:
+@asynccontextmanager
+async def linked(
+    target: SilentTarget, silence_s: tuple[float, float] = (4.0, 30.0), **told: Any
+) -> AsyncIterator[WorkerLink]:
     """told: who is told, in place of nobody: accept, on_change, on_info."""
     nobody = {"accept": take_any, "on_change": lambda before, after: None, "on_info": lambda info: None}
-    return WorkerLink(
-        "target",
-        f"127.0.0.1:{port}",
-        max_message_bytes=1 << 20,
-        silence_s=silence_s,
-        count_bytes=lambda num_bytes: None,
-        **(nobody | told),
-    )
+    add = partial(target_pb2_grpc.add_TargetServiceServicer_to_server, target)
+    async with grpc_server(add) as address:
+        link = WorkerLink(
+            "target",
+            address,
+            max_message_bytes=1 << 20,
+            silence_s=silence_s,
+            count_bytes=lambda num_bytes: None,
+            **(nobody | told),
+        )
+        try:
+            yield link
+        finally:
+            await link.close()
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
 async def test_a_worker_of_another_protocol_is_left_unused(protocol: int) -> None:
     target = SilentTarget()
     target.info = pb.WorkerInfo(epoch=7, model_id="other", version="9.9.9", protocol=protocol)
-    server, port = await serve(target)
-    link = link_to(port)
-    try:
+    async with linked(target) as link:
         await until(lambda: link.refused)
         assert link.refused is not None and link.refused.message == (
             f"the target other (version 9.9.9) speaks protocol {protocol}, this gateway {PROTOCOL}; "
             "install the same version of Outrider for both"
         )
         assert link.connection is None and target.num_streams == 0
-    finally:
-        await link.close()
-        await server.stop(0)
 
 
 async def test_readyz_is_told_of_a_fault_of_ours_and_the_worker_is_used_once_it_is_over() -> None:
     target = SilentTarget()
-    server, port = await serve(target)
-    link = link_to(port)
-    accept, link._accept = link._accept, AsyncMock(side_effect=ZeroDivisionError("what the worker sent"))
-    try:
+    async with linked(target) as link:
+        accept, link._accept = link._accept, AsyncMock(side_effect=ZeroDivisionError("what the worker sent"))
         await until(lambda: link.refused)
         assert isinstance(link.refused, WorkerFault)
         assert link.refused.message == "the connection to it failed (ZeroDivisionError); the gateway's log says where"
         link._accept = accept
         await until(lambda: link.connection)
         assert link.refused is None
-    finally:
-        await link.close()
-        await server.stop(0)
 
 
 async def test_a_worker_that_makes_no_step_is_given_up() -> None:
     target = SilentTarget()
     target.info.num_steps = 1
-    server, port = await serve(target)
-    link = link_to(port, silence_s=(0.4, 0.4))
-    try:
+    async with linked(target, silence_s=(0.4, 0.4)) as link:
         await until(lambda: link.connection)
         first = link.connection
         assert first is not None
@@ -119,15 +108,11 @@ async def test_a_worker_that_makes_no_step_is_given_up() -> None:
         first.send(tpb.TargetRequest(), owes_step=True)
         await until(lambda: not first.is_alive)
         assert first.is_hung
-    finally:
-        await link.close()
-        await server.stop(0)
 
 
 async def test_a_link_outlives_its_streams_refusals_and_drains(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     target, changes, refusing = SilentTarget(), list[tuple[bool, bool]](), [False]
-    server, port = await serve(target)
 
     async def accept(info: pb.WorkerInfo, link: WorkerLink) -> None:
         if refusing[0]:
@@ -137,8 +122,7 @@ async def test_a_link_outlives_its_streams_refusals_and_drains(caplog: pytest.Lo
         changes.append((before is not None, after is not None))
 
     heard: list[pb.WorkerInfo] = []
-    link = link_to(port, accept=accept, on_change=changed, on_info=heard.append)
-    try:
+    async with linked(target, accept=accept, on_change=changed, on_info=heard.append) as link:
         await until(lambda: link.connection)
         first = link.connection
         assert first is not None
@@ -171,7 +155,4 @@ async def test_a_link_outlives_its_streams_refusals_and_drains(caplog: pytest.Lo
         await until(lambda: link.connection)
         assert link.refused is None
         backs = [each for each in caplog.messages if "is back" in each]
-        assert backs == [f"the target at 127.0.0.1:{port} is back"], "said once, for the loss that was said"
-    finally:
-        await link.close()
-        await server.stop(0)
+        assert backs == [f"the target at {link.address} is back"], "said once, for the loss that was said"

@@ -1,7 +1,5 @@
 """/v1/messages as Anthropic's clients read it; a scripted generator says what the model would."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ from gateway.generation import FinishReason, OutputTimings, RoundOutput
 from gateway.tools.parts import Content
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
+from tests.service.front_door import in_process
 from tests.service.scripted_generator import ScriptedGenerator
 from tests.service.test_http_tools import CALLS, FOUND, TOOL, generator_of
-from tests.service.test_routes import in_process
 
 PATH = "/v1/messages"
 FUNCTION: Any = {"name": "Weather", "input_schema": TOOL["function"]["parameters"], "cache_control": {"type": "x"}}

@@ -3,8 +3,6 @@
 The model is a real one with one damaged embedding: whatever holds that token has NaN for logits, nothing else has.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from typing import Any

@@ -1,28 +1,25 @@
 """/openapi.json says what the gateway does: generated requests get the statuses and bodies it names, and no fault."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
-from prometheus_client import CollectorRegistry
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.routing import Route
 
-from gateway.admission.admission import Admission
 from gateway.api.app import create_app
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.service.front_door import admission_of, http_of
+from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
 GENERATOR = ScriptedGenerator(TOKENIZER, "the quick brown fox")
-APP = create_app(Admission(GENERATOR, config(), CollectorRegistry()))
+ADMISSION = admission_of(GENERATOR)
+APP = create_app(ADMISSION)
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)
 
 
@@ -77,7 +74,7 @@ def test_every_route_is_in_the_schema_and_no_other() -> None:
 
 def test_keys_are_in_the_schema_where_they_are_asked_for(tmp_path: Path) -> None:
     write_keys(tmp_path / "keys.yaml", (ApiKey(name="me", sha256=digest_of("me")),))
-    guarded_app = create_app(Admission(GENERATOR, config(api_keys=str(tmp_path / "keys.yaml")), CollectorRegistry()))
+    guarded_app = create_app(admission_of(GENERATOR, api_keys=str(tmp_path / "keys.yaml")))
     closed = guarded_app.openapi()
     assert "securitySchemes" not in APP.openapi()["components"]
     guarded = [path for path, item in closed["paths"].items() for operation in item.values() if "security" in operation]
@@ -94,7 +91,7 @@ async def test_answers_and_chunks_are_as_the_schema_says(logprobs: int | None) -
 
     chat_logprobs = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
     usage = {"stream": True, "stream_options": {"include_usage": True}}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=APP), base_url="http://gateway") as http:
+    async with http_of(ADMISSION) as http:
         for path, body, whole, chunk in (
             ("/v1/completions", {"prompt": "x", "logprobs": logprobs}, "Completion", "Completion"),
             (

@@ -1,20 +1,16 @@
 """A gateway's metrics and health on a port of their own."""
 
-from __future__ import annotations
-
 import re
 import signal
-import time
 from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
-from gateway.admission.admission import Admission
-from gateway.api.app import create_app
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.service.front_door import in_process
+from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 from tests.stack import START_S, Process
+from tests.waiting import wait_until
 
 PATHS = ("/healthz", "/readyz", "/metrics", "/sd")
 
@@ -24,10 +20,9 @@ def test_without_a_target_the_port_answers_until_the_event_loop_stops(tmp_path: 
     (log := tmp_path / "log").touch()
     process = Process("gateway", args, log, wait=False)
     try:
-        give_up = time.monotonic() + START_S
-        while (found := re.search("metrics and health on (.*)", process.log())) is None:
-            assert time.monotonic() < give_up, process.log()
-            time.sleep(0.02)
+        said = "metrics and health on (.*)"
+        found = wait_until(lambda: re.search(said, process.log()), "it does not say where", START_S)
+        assert found
         with httpx.Client(base_url=f"http://{found[1]}", trust_env=False) as http:
             assert [http.get(path).status_code for path in PATHS] == [200, 503, 200, 200]
             assert http.head("/readyz").status_code == 503
@@ -45,7 +40,5 @@ def test_without_a_target_the_port_answers_until_the_event_loop_stops(tmp_path: 
 
 async def test_the_port_of_users_then_tells_no_metrics() -> None:
     for port, statuses in ((None, [200, 200, 200, 200]), (9000, [200, 200, 404, 404])):
-        admission = Admission(ScriptedGenerator(demo_tokenizer()), config(metrics_port=port), CollectorRegistry())
-        transport = httpx.ASGITransport(app=create_app(admission))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        async with in_process(ScriptedGenerator(demo_tokenizer()), metrics_port=port) as http:
             assert [(await http.get(path)).status_code for path in PATHS] == statuses

@@ -1,7 +1,5 @@
 """The target's own drafters over real gRPC: followers are what is committed."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 

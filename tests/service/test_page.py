@@ -1,7 +1,5 @@
 """The files of the page as they are served: which, as what, under which policy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,14 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
-from gateway.admission.admission import Admission
-from gateway.api.app import create_app
 from gateway.api.page import page_files
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from outrider.wire.settings.config import GatewayConfig, load
-from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.service.front_door import in_process
+from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -24,8 +20,7 @@ FILES = {file.name: file.read_bytes() for file in page_files()}
 
 
 def serving(**settings: object) -> httpx.AsyncClient:
-    app = create_app(Admission(ScriptedGenerator(TOKENIZER), config(**settings), CollectorRegistry()))
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway")
+    return in_process(ScriptedGenerator(TOKENIZER), **settings)
 
 
 @pytest_asyncio.fixture

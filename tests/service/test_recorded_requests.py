@@ -1,7 +1,5 @@
 """What real clients ask for, as `make clients` recorded it, is answered in forms that the official types read."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
@@ -16,8 +14,8 @@ from gateway.api.schemas.answers import messages as our_messages
 from gateway.api.schemas.answers import openai as ours
 from gateway.api.schemas.answers import responses as our_responses
 from gateway.api.schemas.answers import server as our_server
+from tests.service.front_door import in_process
 from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
-from tests.service.test_routes import in_process
 
 FOLDER = Path(__file__).parents[1] / "data/requests"
 RECORDED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}

@@ -1,7 +1,5 @@
 """The launcher's registry over real gRPC, what the launcher sees of workers, and cores taken by processes."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -28,6 +26,7 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.peer_text import MAX_INFO_BYTES
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.transport.serving import ServerThread
+from outrider.wire.transport.tls import CertificateFolder
 from tests.forked import REPO
 from tests.waiting import wait_until
 
@@ -184,14 +183,14 @@ class PlayedDraft(draft_pb2_grpc.DraftServiceServicer):
 
 
 @contextlib.contextmanager
-def played_draft() -> Iterator[tuple[PlayedDraft, ServerThread]]:
+def played_draft(certificates: CertificateFolder | None = None) -> Iterator[tuple[PlayedDraft, ServerThread]]:
     server, draft = ServerThread(), PlayedDraft()
 
     def add(grpc_server: Any) -> list[str]:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, grpc_server)
         return ["outrider.v1.DraftService"]
 
-    server.start(add, "127.0.0.1", 0, 1 << 20)
+    server.start(add, "127.0.0.1", 0, 1 << 20, certificates)
     try:
         yield draft, server
     finally:

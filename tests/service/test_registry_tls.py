@@ -1,38 +1,26 @@
 """The registry with certificates: gateways join it, the launcher's own certificate scales, others may neither."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
-import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from deploy.registry import Registry
 from deploy.sightings import Sighting, WorkerCalls
 from outrider.cli.secrets.authority import Authority
-from outrider.v1 import common_pb2, draft_pb2_grpc
 from outrider.v1 import registry_pb2 as pb
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.transport.roles import Role
-from outrider.wire.transport.serving import ServerThread
 from outrider.wire.transport.tls import CertificateFolder
 from tests.certificates import all_folders, authority, part_folder
+from tests.service.test_registry import Scaled, played_draft
+from tests.waiting import wait_until
 
 TIMEOUT_S = 20.0
-
-
-def scale(pool: str, workers: int | None) -> Future[pb.ScaleReply]:
-    done: Future[pb.ScaleReply] = Future()
-    done.set_result(pb.ScaleReply())
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def registry(folders: Path) -> Iterator[Registry]:
-    registry = Registry(scale)
+    registry = Registry(Scaled())
     certificates = CertificateFolder(str(folders / "launcher"), "ray.tls_dir", Role.LAUNCHER)
     registry.start("127.0.0.1:0", certificates)
     registry.send_membership(pb.WorkerList(version=7))
@@ -57,25 +45,11 @@ def join(stub: Any) -> int:
     return version
 
 
-class PlayedDraft(draft_pb2_grpc.DraftServiceServicer):
-    async def GetInfo(self, request: common_pb2.GetInfoRequest, context: Any) -> common_pb2.WorkerInfo:
-        return common_pb2.WorkerInfo(epoch=3)
-
-    @classmethod
-    def add_to(cls, server: grpc.aio.Server) -> list[str]:
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(cls(), server)
-        return ["outrider.v1.DraftService"]
-
-
 def seen_first(registry: Registry, address: str, certificates: CertificateFolder) -> Sighting:
     """By a launcher with these."""
     eyes = WorkerCalls(registry.loop, certificates)
     eyes.watch("draft-0", "draft", address)
-    give_up, found = time.monotonic() + 10, eyes.read_sightings()
-    while not found:
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-        found = eyes.read_sightings()
+    found = wait_until(eyes.read_sightings, "no sight of it")
     eyes.forget("draft-0")
     return found[0]
 
@@ -102,13 +76,10 @@ def test_a_worker_that_does_not_take_the_launchers_certificate_is_seen_to_live(
         "another CA's": outdated("other", others, trusts=ours),
         "of a CA that neither knows": outdated("stranger", others),
     }
-    server = ServerThread()
-    address = server.start(PlayedDraft.add_to, "127.0.0.1", 0, 1 << 20, draft)
-    try:
+    with played_draft(draft) as (_, server):
+        address = server.address
         first = seen_first(registry, address, right)
         seen = {what: seen_first(registry, address, folder) for what, folder in refused.items()}
-    finally:
-        server.stop(0.1)
     assert (first.info is not None, first.refusal) == (True, None)
     for what, one in seen.items():
         assert one.info is None and one.refusal is not None, what

@@ -1,7 +1,5 @@
 """One-way messages that are lost, repeated and overtaken on the way to a target: it goes on from what it has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """/v1/responses as the official client reads it; a scripted generator says what the model would."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -15,9 +13,10 @@ from gateway.api.openai_responses import join_outputs
 from gateway.api.schemas.parsing import parse_body
 from gateway.api.speculation_answers import speculation_of
 from outrider.wire.errors import WorkerLost
+from tests.service.front_door import in_process
 from tests.service.scripted_generator import ScriptedGenerator, rounds
 from tests.service.test_http_tools import CALLS, FOUND, TOOL, Weather, client_of, generator_of
-from tests.service.test_routes import MODEL, in_process
+from tests.service.test_routes import MODEL
 
 PATH = "/v1/responses"
 FUNCTION: Any = {"type": "function", "name": "Weather", "parameters": TOOL["function"]["parameters"], "strict": True}

@@ -1,9 +1,9 @@
 """Our ends of the long-lived streams against the other side's faults and our own: a slow reader, a broken answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -19,8 +19,8 @@ from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseDistributions
-from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.streams import ControlStreams
+from tests.service.front_door import grpc_server
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -46,6 +46,18 @@ class SlowTarget(target_pb2_grpc.TargetServiceServicer):
         yield tpb.FeatureBatch(summary=tpb.DeliverSummary())
 
 
+@asynccontextmanager
+async def delivering(target: SlowTarget, metrics: WorkerMetrics) -> AsyncIterator[tuple[Deliverer, str]]:
+    """What sends to it, and its address."""
+    add = partial(target_pb2_grpc.add_TargetServiceServicer_to_server, target)
+    async with grpc_server(add, MAX_MESSAGE_BYTES) as address:
+        deliverer = Deliverer(metrics, lambda job: None)
+        try:
+            yield deliverer, address
+        finally:
+            await deliverer.close()
+
+
 def with_law(ticket: int) -> Delivery:
     """One token and its law."""
     law = DenseDistributions(1, bytes(PART_BYTES))
@@ -63,17 +75,11 @@ async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: 
     monkeypatch.setattr(target_link, "MAX_BACKLOG_BYTES", 8 * PART_BYTES + 8 * 100)
     target, metrics = SlowTarget(), WorkerMetrics("draft")
 
-    def add(server: grpc.aio.Server) -> list[str]:
-        target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
-        return []
+    async with delivering(target, metrics) as (deliverer, address):
 
-    server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
-    deliverer = Deliverer(metrics, lambda job: None)
+        def send(ticket: int) -> None:
+            deliverer.send(address, 7, with_law(ticket))
 
-    def send(ticket: int) -> None:
-        deliverer.send(address, 7, with_law(ticket))
-
-    try:
         send(1)
         await asyncio.sleep(0.5)  # the first one is on the wire, in the receiver's window or before it
         for ticket in range(2, NUM_PARTS + 1):
@@ -90,30 +96,18 @@ async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: 
         send(99)
         await until(lambda: target.tickets[-1] == 99)
         assert dropped(metrics) == num_dropped
-    finally:
-        await deliverer.close()
-        await server.stop(None)
 
 
 async def test_a_part_larger_than_the_backlog_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_link, "MAX_BACKLOG_BYTES", 100)
     target, metrics = SlowTarget(), WorkerMetrics("draft")
 
-    def add(server: grpc.aio.Server) -> list[str]:
-        target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
-        return []
-
     target.may_read.set()
-    server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
-    deliverer = Deliverer(metrics, lambda job: None)
-    try:
+    async with delivering(target, metrics) as (deliverer, address):
         for ticket in (1, 2):
             deliverer.send(address, 7, with_law(ticket))
         await until(lambda: target.tickets == [1])
         assert dropped(metrics) == 1
-    finally:
-        await deliverer.close()
-        await server.stop(None)
 
 
 class BrokenDraft(draft_pb2_grpc.DraftServiceServicer):
@@ -139,12 +133,8 @@ async def test_an_answer_that_cannot_be_written_ends_the_stream_at_once() -> Non
     """Its client would otherwise wait out its time for an answer that will never come."""
     draft = BrokenDraft()
 
-    def add(server: grpc.aio.Server) -> list[str]:
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
-        return []
-
-    server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
-    try:
+    add = partial(draft_pb2_grpc.add_DraftServiceServicer_to_server, draft)
+    async with grpc_server(add, MAX_MESSAGE_BYTES) as address:
         async with grpc.aio.insecure_channel(address) as channel:
             call = draft_pb2_grpc.DraftServiceStub(channel).Control()
             await call.write(dpb.DraftRequestBatch(items=[dpb.DraftRequest(id=1, open=pb.OpenSlot())]))
@@ -155,5 +145,3 @@ async def test_an_answer_that_cannot_be_written_ends_the_stream_at_once() -> Non
             assert error.value.code() == grpc.StatusCode.INTERNAL
             assert "could not be written" in str(error.value.details())
         await until(lambda: draft.gone == [1])
-    finally:
-        await server.stop(None)

@@ -1,7 +1,5 @@
 """The target over real gRPC: what verdicts hold, what repeated and stale requests get, and that nothing leaks."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import math
@@ -403,8 +401,7 @@ async def test_a_stream_that_ends_frees_everything(
         other.start(verify(0, 30, ticket=new_ticket(), num_steps=9))
         await other.ask(verify(1, 30))
         await eventually(
-            lambda info: info.num_slots_in_use == 3 and info.num_kv_blocks_in_use >= 6 and info.num_leases == 2,
-            target,
+            lambda info: info.num_slots_in_use == 3 and info.num_kv_blocks_in_use >= 6 and info.num_leases == 2, target
         )
         if how == "cancel":
             other.stream.cancel()

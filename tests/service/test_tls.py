@@ -3,8 +3,6 @@
 Behind the servers are servicers that only say that they were reached.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -24,10 +22,10 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.transport.roles import Role
-from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.streams import MAX_BATCH_ITEMS, MAX_UNREAD, ControlStreams
 from outrider.wire.transport.tls import CertificateFolder, Dialer, channel_credentials, http_context
 from tests.certificates import authority, part_folder, public_folder
+from tests.service.front_door import grpc_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -76,11 +74,8 @@ async def serving(folder: Path | None, role: Role | None = Role.TARGET) -> Async
         return ["outrider.v1.TargetService"]
 
     certificates = None if folder is None else CertificateFolder(str(folder), "tls_dir", role)
-    server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES, certificates)
-    try:
+    async with grpc_server(add, MAX_MESSAGE_BYTES, certificates) as address:
         yield address
-    finally:
-        await server.stop(None)
 
 
 @asynccontextmanager

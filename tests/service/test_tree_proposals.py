@@ -1,7 +1,5 @@
 """Trees of a named shape, at each worker alone: what a draft sends and what a target keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +12,7 @@ from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.requests.tree_shape import TreeShape
 from tests.service.conftest import worker
-from tests.service.control_client import (
-    ControlClient,
-    advance,
-    sampling,
-)
+from tests.service.control_client import ControlClient, advance, sampling
 from tests.service.recorder import Grown, Recorder
 from tests.service.reference_model import ReferenceModel, draw
 from tests.stack import Process

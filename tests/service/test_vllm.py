@@ -1,7 +1,5 @@
 """vLLM's endpoints around the tokenizer, its parameters of prompts and texts, and what is refused by name."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace
@@ -16,8 +14,8 @@ from gateway.api.openai_answers import best_of
 from gateway.generation import OutputLogprobs, OutputToken
 from gateway.tokenizer import Tokenizer
 from outrider.wire.kinds import TokenKind
+from tests.service.front_door import in_process
 from tests.service.scripted_generator import CONTEXT_LIMIT, DEMO, ScriptedGenerator, demo_tokenizer, rounds
-from tests.service.test_routes import in_process
 
 TOKENIZER = demo_tokenizer()
 CHAT: Any = [{"role": "user", "content": "hello there"}]

@@ -1,7 +1,5 @@
 """Both workers as processes: health, reflection, answers during a forward, errors at start, ends."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ Each has to finish without a failed request and, where it reads what speculation
 here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ The queries are those of examples/observability in vLLM's repository (November 2
 grafana.json, each of whose variables is at All.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 from pathlib import Path

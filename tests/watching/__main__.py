@@ -3,8 +3,6 @@
 Takes about five minutes and exits 1 on whatever was not as it should be.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

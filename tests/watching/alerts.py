@@ -1,7 +1,5 @@
 """Each alert raised for real and seen to end: what is done to the system, and how it is undone."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 Prometheus: it prints each fault and exits 1 if there is one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

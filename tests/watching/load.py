@@ -1,7 +1,5 @@
 """Users of all kinds, in a thread: greedy and sampled, shared prefixes, slow readers, several answers, stop strings."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

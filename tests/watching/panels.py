@@ -1,7 +1,5 @@
 """Whether every query of the dashboards returns data, and data that moves, from the Prometheus that has watched."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.watching.dashboards import FILES, LABEL_VALUES, Asked, other_queries, panel_queries, with_all_chosen

@@ -1,7 +1,5 @@
 """docs/images/overview.png: the main panels, drawn from their own queries. No Grafana can be had where this runs."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real Prometheus that reads a gateway every second, by the product's own configuration and rules."""
 
-from __future__ import annotations
-
 import math
 import re
 import socket

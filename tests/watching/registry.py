@@ -2,8 +2,6 @@
 place. It runs until it is killed.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

@@ -1,7 +1,5 @@
 """Names of the series that the product has, and of those that a PromQL query reads."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -2,8 +2,6 @@
 can be done to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,10 +7,8 @@ import time
 from pathlib import Path
 
 from outrider.engine.model_runner import ModelRunner
-from outrider.wire.processes.worker_main import run_worker
 from outrider.wire.settings.config import TargetConfig, load
-from target_service.worker import start_worker
-from tests.law.faults import replace
+from tests.law.faults import replace, run_target
 
 HANG_ID = 300
 ARMED = "armed"
@@ -32,4 +30,4 @@ def hanging(self, rows):
 
 if __name__ == "__main__":
     replace(ModelRunner, "forward", hanging)
-    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
+    run_target()

@@ -1,15 +1,11 @@
 """A draft none of whose deliveries can be true: each breaks one rule, in turn."""
 
 import itertools
-import sys
 
 import draft_service.targets.deliveries
-from draft_service.worker import start_worker
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import DraftConfig
-from tests.law.faults import replace
+from tests.law.faults import replace, run_draft
 
 to_proto = draft_service.targets.deliveries.write_delivery
 
@@ -93,4 +89,4 @@ def to_lying_proto(nodes, target_epoch):
 
 if __name__ == "__main__":
     replace(draft_service.targets.deliveries, "write_delivery", to_lying_proto)
-    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
+    run_draft()

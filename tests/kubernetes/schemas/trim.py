@@ -5,8 +5,6 @@ strict validation). A pod template inside becomes "any object": it is checked as
 fields named, those alone are kept of the spec's.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,13 +3,9 @@ No fault of the law: how many are verified is chosen before they are looked at.
 """
 
 import itertools
-import sys
 
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import TargetConfig
 from target_service.drafting.budget import VerifyBudget, VerifyChoice
-from target_service.worker import start_worker
-from tests.law.faults import replace
+from tests.law.faults import replace, run_target
 
 turns = itertools.count()
 
@@ -27,4 +23,4 @@ def hold_until(self, awaited, now):
 if __name__ == "__main__":
     replace(VerifyBudget, "choose", choose)
     replace(VerifyBudget, "hold_until", hold_until)
-    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
+    run_target()

@@ -2,13 +2,8 @@
 target's law.
 """
 
-import sys
-
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import TargetConfig
 from target_service.step import decide, decide_on_device
-from target_service.worker import start_worker
-from tests.law.faults import replace
+from tests.law.faults import replace, run_target
 
 
 def decide_by_token() -> None:
@@ -18,4 +13,4 @@ def decide_by_token() -> None:
 
 if __name__ == "__main__":
     decide_by_token()
-    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
+    run_target()

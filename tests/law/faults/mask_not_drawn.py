@@ -4,15 +4,10 @@ target alone.
 Without the drawn token the target would notice: it refuses a token without mass in its own row.
 """
 
-import sys
-
-from draft_service.worker import start_worker
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation import drawing
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import DraftConfig
-from tests.law.faults import replace
+from tests.law.faults import replace, run_draft
 
 draw, allowed = drawing._draw, SamplingState.allowed
 
@@ -35,4 +30,4 @@ def masked(law, mask, token_id):
 if __name__ == "__main__":
     replace(drawing, "_draw", draw_and_mask)
     replace(SamplingState, "allowed", lambda self, prefix: None)
-    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
+    run_draft()

@@ -1,13 +1,8 @@
 """A target that verifies a proposal only when all of it has come."""
 
-import sys
-
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import TargetConfig
 from target_service.drafting.draft_chooser import DraftChooser
 from target_service.drafting.slot_candidates import Candidates
-from target_service.worker import start_worker
-from tests.law.faults import replace
+from tests.law.faults import replace, run_target
 
 candidates = DraftChooser.candidates
 
@@ -21,4 +16,4 @@ def whole(self, lease):
 
 if __name__ == "__main__":
     replace(DraftChooser, "candidates", whole)
-    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
+    run_target()

@@ -1,12 +1,7 @@
 """A target whose penalties count the committed tokens alone and forget the draft tokens before a position."""
 
-import sys
-
 from outrider.engine.sampling.penalties import SamplingState
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import TargetConfig
-from target_service.worker import start_worker
-from tests.law.faults import replace
+from tests.law.faults import replace, run_target
 
 edits = SamplingState.edits
 
@@ -17,4 +12,4 @@ def frozen(self, draft_prefix):
 
 if __name__ == "__main__":
     replace(SamplingState, "edits", frozen)
-    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
+    run_target()

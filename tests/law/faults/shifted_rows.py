@@ -1,13 +1,9 @@
 """A draft whose rows are a position further than the target says. No fault of the law."""
 
 import dataclasses
-import sys
 
 from draft_service.growing.grower import Grower
-from draft_service.worker import start_worker
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import DraftConfig
-from tests.law.faults import replace
+from tests.law.faults import replace, run_draft
 
 take = Grower._store_features
 
@@ -19,4 +15,4 @@ def take_otherwise(self, job):
 
 if __name__ == "__main__":
     replace(Grower, "_store_features", take_otherwise)
-    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
+    run_draft()

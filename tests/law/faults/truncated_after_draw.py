@@ -3,17 +3,12 @@
 With the drawn token cut as well, the target would notice: it refuses a token without mass in its own row.
 """
 
-import sys
-
 import numpy as np
 
-from draft_service.worker import start_worker
 from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.speculation import drawing
 from outrider.engine.speculation.growing_tree import GrowingTree
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import DraftConfig
-from tests.law.faults import replace
+from tests.law.faults import replace, run_draft
 
 add_child = GrowingTree.add_child
 
@@ -34,4 +29,4 @@ def cut(distribution, n, token_id):
 if __name__ == "__main__":
     replace(drawing, "truncate_topk", lambda distribution, n: distribution)
     replace(GrowingTree, "add_child", add_cut)
-    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
+    run_draft()

@@ -3,15 +3,11 @@ No fault of the law: who drafts, and how much, is chosen before anything is look
 """
 
 import itertools
-import sys
 
 from outrider.drafting.ngram import NgramFollower
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import TargetConfig
 from target_service.drafting.budget import VerifyBudget
 from target_service.drafting.slot_candidates import Candidates
-from target_service.worker import start_worker
-from tests.law.faults import adaptive, replace
+from tests.law.faults import adaptive, replace, run_target
 
 turns = itertools.count()
 
@@ -30,4 +26,4 @@ if __name__ == "__main__":
     replace(VerifyBudget, "hold_until", adaptive.hold_until)
     replace(NgramFollower, "has_next", has_next)
     replace(Candidates, "num_expected", property(num_expected))
-    sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))
+    run_target()

@@ -4,14 +4,10 @@ the law: the target verifies what there is, and the output must not notice.
 
 import asyncio
 import dataclasses
-import sys
 
 from draft_service.targets.deliveries import Deliverer
-from draft_service.worker import start_worker
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import DraftConfig
 from outrider.wire.transport.codec import DenseDistributions
-from tests.law.faults import replace
+from tests.law.faults import replace, run_draft
 
 DELAY_S = 1.2
 """Four times what the target waits that this draft is tested with."""
@@ -38,4 +34,4 @@ def damaged(rows):
 
 if __name__ == "__main__":
     replace(Deliverer, "send", send_unreliably)
-    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
+    run_draft()

@@ -3,18 +3,14 @@ the law: whether a token is verified depends on the tokens before it. Only who t
 the first token decide on itself.
 """
 
-import sys
 import time
 
 from draft_service.growing import pushing
 from draft_service.growing.grower import Grower
-from draft_service.worker import start_worker
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.growing_tree import GrowingTree
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.wire.processes.worker_main import run_worker
-from outrider.wire.settings.config import DraftConfig
-from tests.law.faults import replace
+from tests.law.faults import replace, run_draft
 
 DELAY_S = 0.6
 """Twice what the target waits that this draft is tested with."""
@@ -51,4 +47,4 @@ if __name__ == "__main__":
     replace(GrowingTree, "candidates", offers_in_time)
     replace(Grower, "next_wake", wake_soon)
     replace(pushing, "PUSH_S", 0.0)
-    sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
+    run_draft()

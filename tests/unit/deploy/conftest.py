@@ -1,7 +1,5 @@
 """Fixtures of the tests beside."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.deploy.played import DRAIN_LIMIT_S

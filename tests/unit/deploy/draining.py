@@ -1,7 +1,5 @@
 """A worker that drains, played."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field
 

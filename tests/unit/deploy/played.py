@@ -1,7 +1,5 @@
 """A fleet of workers that are played."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A Ray actor whose worker cannot start: it says why, and leaves the next try to its launcher."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,18 +1,12 @@
 """The schema of the chart's values: settings are those of the processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from deploy.chart_schema import SET_BY_CHART, values_schema
 from outrider.wire.settings.pools import Pool
-from tests.kubernetes.chart import (
-    CHART,
-    HelmError,
-    rendered,
-)
+from tests.kubernetes.chart import CHART, HelmError, rendered
 from tests.unit.deploy.helm.rendered import POOL, TARGET
 
 
@@ -42,10 +36,7 @@ from tests.unit.deploy.helm.rendered import POOL, TARGET
         ({"drafts": [POOL | {"serves": ["chat"]}]}, "d serves chat, which is no target pool; there are demo"),
         ({"drafts": [POOL | {"name": "demo"}]}, "two pools have one name: demo, demo"),
         ({"drafts": [POOL | {"maxReplicas": 4}]}, "pool d has one of maxReplicas and answersPerReplica"),
-        (
-            {"drafts": [POOL | {"maxReplicas": 1, "answersPerReplica": 4}]},
-            "pool d has replicas 2, and maxReplicas 1",
-        ),
+        ({"drafts": [POOL | {"maxReplicas": 1, "answersPerReplica": 4}]}, "pool d has replicas 2, and maxReplicas 1"),
         (
             {"kuberay": True, "drafts": [POOL | {"maxReplicas": 4, "answersPerReplica": 4}]},
             "pool d has answersPerReplica, which is for KEDA, and kuberay is on",

@@ -1,7 +1,5 @@
 """Whose token the Ray has that the launcher starts itself, and what is said where another Ray has another one."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What is wrong with a user's own settings of Compose, in the user's words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What docker-compose.yml and .env.example promise: every setting, nothing published by accident, few rights."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -119,9 +117,7 @@ def test_the_pools_match_the_containers(name: str, monkeypatch: pytest.MonkeyPat
         assert service["environment"]["OUTRIDER_NODE_LABELS"] == labels
 
 
-def test_a_model_of_ones_own_has_its_folders_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_of_ones_own_has_its_folders_name(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, pair = (pools(name, monkeypatch) for name in POOLS[1:])
     assert [pool.worker.model for pool in alone.pools] == [MODELS["OUTRIDER_TARGET_MODEL"]]
     assert [pool.worker.model for pool in pair.pools] == list(MODELS.values())

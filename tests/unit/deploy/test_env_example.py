@@ -1,7 +1,5 @@
 """`.env.example` is what the settings say."""
 
-from __future__ import annotations
-
 from deploy.env_example import env_example
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
 from tests.unit.deploy.compose_files import REPO, in_compose_files, in_example

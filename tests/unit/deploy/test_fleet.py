@@ -1,7 +1,5 @@
 """What becomes of workers: followed through losses, added, drained and ended. The workers themselves are played."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Where a launcher places workers at a start, on a cluster that is played."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass

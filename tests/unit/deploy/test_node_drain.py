@@ -1,7 +1,5 @@
 """Workers of a node that is about to end drain first."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

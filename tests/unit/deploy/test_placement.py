@@ -1,7 +1,5 @@
 """Who gets which GPU and which cores: arithmetic, so every machine can be tried here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -85,12 +83,7 @@ def test_workers_are_placed_by_their_labels() -> None:
         (system(draft={"device": "cuda:1"}), TWO_GPUS, {0, 1}, "draft.device is 'cuda:1'"),
         (system(draft={"device": "tpu"}), NO_GPUS, {0, 1}, "draft.device is 'tpu'"),
         (system(target={"cpu_cores": "0,7"}), NO_GPUS, {0, 1}, "core 7, this machine offers 0,1"),
-        (
-            system(draft={"device": "cpu", "num_gpus": 1}),
-            ONE_GPU,
-            {0, 1},
-            "draft.num_gpus is 1 and",
-        ),
+        (system(draft={"device": "cpu", "num_gpus": 1}), ONE_GPU, {0, 1}, "draft.num_gpus is 1 and"),
         (
             system(target={"tensor_parallel": 2, "num_gpus": 0.5}),
             TWO_GPUS,

@@ -1,7 +1,5 @@
 """A worker that starts, is lost and is followed to another place."""
 
-from __future__ import annotations
-
 import pytest
 
 from deploy.actors import StartFailure

@@ -1,7 +1,5 @@
 """What a launcher does with the workers of the one before it, with a Ray that is played."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +43,7 @@ class PlayedRay:
     calls: list[Any] = field(default_factory=list)
 
     @property
-    def util(self) -> PlayedRay:
+    def util(self) -> "PlayedRay":
         return self
 
     def list_named_actors(self) -> list[str]:
@@ -69,9 +67,7 @@ def spec_of(pool: Pool, **settings: Any) -> ActorSpec:
     return ActorSpec(pool.member(0), pool.name, pool.role, given, PLACEMENT)
 
 
-def test_a_worker_of_other_settings_drains_before_it_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_of_other_settings_drains_before_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("kept", "changed", "slow")
     pools = {pool.name: pool for pool in read_pools({name: {"model": "m"} for name in names}, {})}
     ray = PlayedRay()

@@ -1,7 +1,5 @@
 """A release's versions are those that the tests ran with, and the CHANGELOG has its notes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What a launcher sees of its workers, and whom it believes gone."""
 
-from __future__ import annotations
-
 from deploy.pool_member import SERVING, STARTING
 from deploy.ray_workers import ActorLost
 from outrider.v1 import registry_pb2

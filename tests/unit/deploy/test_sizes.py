@@ -1,7 +1,5 @@
 """When a pool grows and shrinks: decisions over a fake clock, and what they are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

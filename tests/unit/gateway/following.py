@@ -1,7 +1,5 @@
 """Whether a text follows a grammar, and texts drawn from one."""
 
-from __future__ import annotations
-
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from outrider.wire.requests.grammar_limits import parser_limits

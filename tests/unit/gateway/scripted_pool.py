@@ -1,7 +1,5 @@
 """A served model whose workers' links the test makes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Connections to workers that remember what they were sent and say what the test lets them say."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Templates of chats."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Chat templates against transformers' own rendering, and which of them is taken."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Control tokens in what users write: tokens by default, text where gateway, key or request say so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Places in the gateway's queue come back however a request is left. Whole answers: tests/e2e."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

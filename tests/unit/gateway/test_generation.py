@@ -1,7 +1,5 @@
 """Answers whose tokens are scripted: however many tokens a round commits, whole or streamed, they are told alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +7,6 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
-from gateway.admission.requests import build_requests
 from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.api.layers.messages_writer import MessageWriter
 from gateway.api.layers.responses_schemas import ResponsesBody
@@ -24,10 +21,9 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from target_service.leases.lease_jobs import Finish
 from target_service.step.commit import commit_tokens, kinds_of
-from tests.checkers import inline_checker
 from tests.rendering import inline_template
-from tests.service.scripted_generator import TIMINGS, config
-from tests.unit.gateway.admission.test_prompts import reader
+from tests.service.scripted_generator import TIMINGS
+from tests.unit.gateway.admission.asked import built, reader_of
 
 SPECIAL = ("<unk>", "</s>", "<|mark|>")
 EOS = 1
@@ -56,9 +52,9 @@ async def request_of(tokenizer: Tokenizer, **fields: Any) -> GenerationRequest:
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
     demand: UncheckedRequest = parse_body(ChatBody, body).unchecked_request("id")
     facts = ServedFacts("m", 2048, tokenizer.vocab_size, 0, 1, None)
-    own = reader()
+    own = reader_of()
     own.tokenizer = tokenizer
-    (request,) = await build_requests(demand, facts, own, config(), inline_checker())
+    (request,) = await built(demand, facts=facts, reader=own)
     return request
 
 

@@ -1,7 +1,5 @@
 """Checking grammars in processes: what is kept and for whom, what is refused at the limit, and who has left."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

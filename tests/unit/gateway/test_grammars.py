@@ -1,7 +1,5 @@
 """What callers say an answer has to be: what comes of it, what is refused and where."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

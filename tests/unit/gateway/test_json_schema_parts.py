@@ -1,7 +1,5 @@
 """The schemas within a schema, their places, and references that stay right when it is moved."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.json_schema_parts import SchemaPath, children, moved, pointer

@@ -1,7 +1,5 @@
 """JSON schemas: what they allow to the last digit, what is dropped, and what is refused with its place."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What is said of a text that is not tokenised whole: that it is too long, and what its last ids are."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

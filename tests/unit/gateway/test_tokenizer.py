@@ -1,7 +1,5 @@
 """The tokenizer against the library itself, and chat templates against transformers' own rendering."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -88,17 +86,3 @@ def test_truncation_and_padding_of_the_file_are_off() -> None:
     text = "a text of more than four tokens"
     assert tokenizer.encode(text) == LIBRARY.encode(text).ids
     assert tokenizer.encode("a") == LIBRARY.encode("a").ids
-
-
-async def test_the_tokenizers_own_special_tokens_are_added_to_text_but_not_to_chats() -> None:
-    data = json.loads((DEMO / "tokenizer.json").read_text())
-    special = {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
-    data["post_processor"]["single"].insert(0, {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}})
-    data["post_processor"]["special_tokens"] = {"<|endoftext|>": special}
-    parts = files({"bos_token": "<|endoftext|>"}, "{{ bos_token }}{{ messages[0].content }}")
-    parts.tokenizer_json = json.dumps(data).encode()
-    tokenizer = await read_tokenizer(parts, None, InlineRenderers())
-    assert tokenizer.template is not None
-    chat = await tokenizer.template.render([{"role": "user", "content": "hi"}], True, {}, max_chars=100)
-    assert tokenizer.encode("hi") == tokenizer.encode(chat, add_special_tokens=False)
-    assert tokenizer.encode("hi")[0] == 0 != tokenizer.encode("hi")[1]

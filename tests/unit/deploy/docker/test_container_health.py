@@ -1,7 +1,5 @@
 """The health check of the containers, against real servers: what it believes and what it says."""
 
-from __future__ import annotations
-
 import http.server
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """A node's container that is told to end: its workers drain, and only then Ray's node ends."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import pytest
 
 from deploy.node_drain import listen
 from tests.unit.deploy.draining import PlayedHandle
+from tests.waiting import wait_until
 
 STAY = """
 import sys
@@ -34,10 +33,7 @@ def staying(ray: subprocess.Popen[bytes], folder: Path, program: str = "raylet")
     """Run it as in a node's container, with a program of Ray's that is played; it waits for signals already."""
     process = subprocess.Popen([sys.executable, "-c", STAY.format(pid=ray.pid, program=program, at=str(folder))])
     caught = 1 << (signal.SIGTERM - 1)
-    give_up = time.monotonic() + 20
-    while not int(_status(process.pid)["SigCgt"], 16) & caught:
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
+    wait_until(lambda: int(_status(process.pid)["SigCgt"], 16) & caught, "it does not wait for SIGTERM")
     return process
 
 

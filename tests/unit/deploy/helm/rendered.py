@@ -1,18 +1,10 @@
 """The chart, rendered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from outrider.wire.settings.config import GatewayConfig
-from tests.kubernetes.chart import (
-    Manifest,
-    example,
-)
-from tests.kubernetes.check import (
-    pods,
-    settings,
-)
+from tests.kubernetes.chart import Manifest, example
+from tests.kubernetes.check import pods, settings
 
 TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
 POOL = TARGET | {"name": "d", "serves": ["demo"]}

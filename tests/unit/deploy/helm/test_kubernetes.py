@@ -1,7 +1,5 @@
 """The Helm chart: its manifests fit the schemas and each other, and say to each part what the part understands."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

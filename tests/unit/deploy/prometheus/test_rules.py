@@ -1,7 +1,5 @@
 """Dashboards, rules and runbook against each other and the series that there are. Real data: dashboards-check."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from draft_service.drafters.block_drafter import MaskDrafter, MedusaDrafter
@@ -36,6 +38,7 @@ from tests.tiny_models import tiny_llama
 from tests.unit.target_service.step.test_step import AtOnce
 
 WIDTH, VOCAB_SIZE, NUM_HEADS = 12, 30, 3
+EPOCH, TICKET = 7, 9
 PROMPT = [3 + (7 * i) % 20 for i in range(9)]
 
 
@@ -46,16 +49,26 @@ class Draft:
         metrics, engine = WorkerMetrics("draft"), AtOnce()
         keeper: SlotKeeper[Any] = SlotKeeper(slots, engine, metrics, vocab_size, ())
         make_drafter: MakeDrafter = make(keeper, metrics)
-        self.requests = list[int]()
-
-        def asked(address: str, epoch: int, request: FeaturesRequest) -> None:
-            self.requests.append(request.start)
-
-        self.grower = Grower(make_drafter, keeper, engine, self.take, metrics, asked)
+        self.requests, self.request_id = list[int](), 0
+        """Where the rows begin that were asked for, and the id of the last request."""
+        self.grower = Grower(make_drafter, keeper, engine, self.take, metrics, self.asked)
         self.committed, self.buffer = list(prompt), DraftBuffer()
         params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)
-        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "target_address": "target:1"}
-        self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), params, lambda result: None, **rest))
+        job = OpenJob(1, 1, tuple(prompt), len(prompt), params, print, target_address="target:1", target_epoch=EPOCH)
+        self.grower.handle(replace(job, speculation=Speculation(max_draft_tokens=16)))
+
+    def asked(self, address: str, epoch: int, request: FeaturesRequest) -> None:
+        assert (address, epoch, request.ticket) == ("target:1", EPOCH, TICKET)
+        self.requests.append(request.start)
+        self.request_id = request.id
+
+    def send(
+        self, rows: Tensor, start: int, request_id: int | None = None, ticket: int = TICKET, epoch: int = EPOCH
+    ) -> None:
+        """Rows of the target [n, d] bfloat16 come, of the tokens from `start` on."""
+        bits = rows.view(torch.int16).numpy().view(np.uint16)
+        answered = self.request_id if request_id is None else request_id
+        self.grower.handle(FeaturesJob(ticket, epoch, start, bits, lambda: None, answered))
 
     def take(self, address: str, epoch: int, nodes: Delivery) -> None:
         self.buffer.insert(nodes, self.committed, 1 << 20)
@@ -64,7 +77,7 @@ class Draft:
         base_len = len(self.committed)
         self.committed += ids
         self.buffer.advance(list(ids), base_len, None)
-        self.grower.handle(AdvanceJob(1, 1, 1, base_len, tuple(ids), is_missed))
+        self.grower.handle(AdvanceJob(1, 1, TICKET, base_len, tuple(ids), is_missed))
 
     def run(self) -> int:
         return next((n for n in range(60) if not self.grower.step(0.0)), 60)
@@ -76,15 +89,8 @@ class Draft:
 @pytest.fixture(scope="module")
 def heads() -> MedusaHeads:
     torch.manual_seed(1)
-    facts = MedusaConfig(
-        num_heads=NUM_HEADS,
-        num_layers=1,
-        width=WIDTH,
-        vocab_size=VOCAB_SIZE,
-        draft_vocab_size=VOCAB_SIZE,
-        shares_lm_head=False,
-    )
-    heads = MedusaHeads(facts)
+    sizes = {"width": WIDTH, "vocab_size": VOCAB_SIZE, "draft_vocab_size": VOCAB_SIZE}
+    heads = MedusaHeads(MedusaConfig(num_heads=NUM_HEADS, num_layers=1, shares_lm_head=False, **sizes))
     return heads.eval().requires_grad_(False)
 
 
@@ -105,11 +111,10 @@ class TestMedusa:
             make, OpenSlots(partial(HeadSlot, WIDTH, 1, pool=KVPool(1), has_cache=False), 4, 99), VOCAB_SIZE, PROMPT
         )
 
-    def send(self, draft: Draft, start: int, num: int) -> torch.Tensor:
+    def send(self, draft: Draft, start: int, num: int) -> Tensor:
         """Return the last row."""
         rows = torch.randn(num, WIDTH, generator=torch.Generator().manual_seed(start)).to(torch.bfloat16)
-        bits = rows.view(torch.int16).numpy().view(np.uint16)
-        draft.grower.handle(FeaturesJob(1, 0, start, bits, lambda: None, 1))
+        draft.send(rows, start, request_id=1)
         return rows[-1]
 
     def test_each_head_drafts_its_position(self, draft: Draft, heads: MedusaHeads) -> None:

@@ -16,10 +16,7 @@ from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.folders import MODEL, files
 from tests.unit.outrider.engine.heads.joined_layouts import CASES, as_qwen
 from tests.unit.outrider.engine.heads.layouts import hidden_states
-from tests.unit.outrider.engine.heads.test_eagle3 import (
-    PROMPT,
-    difference,
-)
+from tests.unit.outrider.engine.heads.test_eagle3 import PROMPT, difference
 
 
 def settings(folder: str, **more: Any) -> DraftConfig:

@@ -16,16 +16,7 @@ from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.worker.jobs import CloseJob
 from outrider.wire.requests.speculation import Speculation
 from tests.tiny_models import tiny_llama
-from tests.unit.target_service.step.test_step import (
-    LARGE,
-    NUM_PROMPT,
-    NUM_SLOTS,
-    SMALL,
-    Base,
-    load,
-    open_job,
-    prompt,
-)
+from tests.unit.target_service.step.test_step import LARGE, NUM_PROMPT, NUM_SLOTS, SMALL, Base, load, open_job, prompt
 
 
 @pytest.fixture(scope="module")

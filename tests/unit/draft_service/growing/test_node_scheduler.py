@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from draft_service.drafters.table_drafters import TableSlot, WorkerTableDrafter
 from draft_service.growing.grower import Grower
-from draft_service.slot_jobs import AdvanceJob, FeaturesRequest
+from draft_service.slot_jobs import AdvanceJob
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.jobs import OpenJob
@@ -23,34 +24,36 @@ from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.unit.draft_service.drafters.grown import AtOnce
-
-VOCAB_SIZE = 12
-CIRCLE = [1, 2, 3, 4]
+from tests.unit.draft_service.drafters.test_table_drafters import CIRCLE, VOCAB_SIZE, no_rows
 
 
-def no_rows(address: str, epoch: int, request: FeaturesRequest) -> None:
-    raise AssertionError("a table reads no rows")
+class Draft:
+    """Slots of a table that go round in a circle."""
+
+    def __init__(self, drafter: type[WorkerTableDrafter] = WorkerTableDrafter) -> None:
+        metrics, engine, self.num_nodes = WorkerMetrics("draft"), AtOnce(), Counter[int]()
+        slots = OpenSlots[BareSlot](partial(TableSlot, Bigram(CIRCLE * 3)), 99, 99)
+        keeper = SlotKeeper(slots, engine, metrics, VOCAB_SIZE, ())
+        self.grower = Grower(lambda own: drafter(keeper), keeper, engine, self.take, metrics, no_rows)
+
+    def take(self, address: str, epoch: int, nodes: Delivery) -> None:
+        self.num_nodes[nodes.ticket] += len(nodes.ids)
+
+    def open(self, slot: int, caller: bytes = b"") -> None:
+        params = SamplingParams(max_tokens=60, temperature=0.0)
+        job = OpenJob(1, slot, (9, 1), 2, params, lambda answer: None, target_address="target:1")
+        self.grower.handle(replace(job, speculation=Speculation(max_draft_tokens=32), scheduling=Scheduling(caller)))
+        self.grower.handle(AdvanceJob(1, slot, slot + 1, 2, ()))
 
 
 @pytest.mark.parametrize("callers", [(b"one", b"many"), (b"", b"")])
 def test_what_one_caller_has_drafted_does_not_keep_another_waiting(callers: tuple[bytes, bytes]) -> None:
-    metrics, engine, num_nodes = WorkerMetrics("draft"), AtOnce(), Counter[int]()
-    drafter = Bigram(CIRCLE * 3)
-    keeper = SlotKeeper(OpenSlots[BareSlot](partial(TableSlot, drafter), 99, 99), engine, metrics, VOCAB_SIZE, ())
-
-    def take(address: str, epoch: int, nodes: Delivery) -> None:
-        num_nodes[nodes.ticket] += len(nodes.ids)
-
-    grower = Grower(lambda own: WorkerTableDrafter(keeper), keeper, engine, take, metrics, no_rows)
-    rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=32), "target_address": "target:1"}
+    draft = Draft()
     for slot in range(60):
-        scheduling = Scheduling(callers[slot != 59])
-        params = SamplingParams(max_tokens=60, temperature=0.0)
-        grower.handle(OpenJob(1, slot, (9, 1), 2, params, lambda answer: None, scheduling=scheduling, **rest))
-        grower.handle(AdvanceJob(1, slot, slot + 1, 2, ()))
-    while sum(num_nodes.values()) < 40:
-        assert grower.step(time.monotonic())
-    assert (num_nodes[60] >= 5) is (callers[0] != b"")
+        draft.open(slot, callers[slot != 59])
+    while draft.num_nodes.total() < 40:
+        assert draft.grower.step(time.monotonic())
+    assert (draft.num_nodes[60] >= 5) is (callers[0] != b"")
 
 
 def test_a_slot_that_was_not_fed_has_spent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,16 +63,10 @@ def test_a_slot_that_was_not_fed_has_spent_nothing(monkeypatch: pytest.MonkeyPat
         def propose(self, requests: Any, now: float) -> Any:
             return super().propose(requests[:1], now)
 
-    metrics, engine = WorkerMetrics("draft"), AtOnce()
-    slots = OpenSlots[BareSlot](partial(TableSlot, Bigram(CIRCLE * 3)), 2, 99)
-    keeper = SlotKeeper(slots, engine, metrics, VOCAB_SIZE, ())
-    grower = Grower(lambda own: FeedsOne(keeper), keeper, engine, lambda *_: None, metrics, no_rows)
+    draft = Draft(FeedsOne)
     for slot in range(2):
-        params = SamplingParams(max_tokens=60, temperature=0.0)
-        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "target_address": "target:1"}
-        grower.handle(OpenJob(1, slot, (9, 1), 2, params, lambda answer: None, **rest))
-        grower.handle(AdvanceJob(1, slot, slot + 1, 2, ()))
-    monkeypatch.setattr(grower._scheduler, "choose", lambda own, now: [(growing, [ROOT]) for growing in own])
-    assert grower.step(time.monotonic())
-    (spent_s,) = [growing.spent_s for growing in grower._slots.values() if not growing.tree.has_drafts]
+        draft.open(slot)
+    monkeypatch.setattr(draft.grower._scheduler, "choose", lambda own, now: [(growing, [ROOT]) for growing in own])
+    assert draft.grower.step(time.monotonic())
+    (spent_s,) = [growing.spent_s for growing in draft.grower._slots.values() if not growing.tree.has_drafts]
     assert spent_s == 0

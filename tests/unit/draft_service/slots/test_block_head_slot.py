@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from transformers import LlamaConfig
 from draft_service.drafters.block_drafter import MaskDrafter, SequentialDrafter
 from draft_service.drafters.feeding import Feeder
 from draft_service.growing.grower import MakeDrafter
-from draft_service.slot_jobs import FeaturesJob
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind
@@ -29,29 +27,16 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.unit.draft_service.drafters.test_block_drafter import Draft
+from tests.unit.draft_service.slots.test_head_slot import LLAMA, LONG, PROMPT, ROWS, SIZES, VOCAB_SIZE, WIDTH
 
-VOCAB_SIZE, WIDTH, BLOCK, MASK, RANK, LIMIT = 40, 16, 5, 39, 4, 256
-PROMPT = [3 + (7 * i) % 30 for i in range(9)]
-LONG = [3 + (7 * i) % 30 for i in range(75)]
-ROWS = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+BLOCK, MASK, RANK, LIMIT = 5, 39, 4, 256
 
 
 def head_of(kind: MarkovKind | None, *, from_anchor: bool = False) -> DFlashHead:
     torch.manual_seed(0)
     facts = DFlashConfig(
-        layers=LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=WIDTH,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            rms_norm_eps=1e-5,
-        ),
-        width=WIDTH,
-        vocab_size=VOCAB_SIZE,
-        draft_vocab_size=VOCAB_SIZE,
+        **SIZES,
+        layers=LlamaConfig(**LLAMA, num_hidden_layers=2),
         taps=(1, 2),
         target_width=WIDTH,
         windows=(None, None),
@@ -83,21 +68,21 @@ class Drafting(Draft):
         self.head, self.runner = head, ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
         self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(HeadSlot, WIDTH, 0))
 
-        def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
-            def drafter(growing: Any) -> MaskDrafter:
-                shape = head.block
-                feeder = Feeder(self.runner, keeper, metrics, 32, growing)
-                if head.markov_head is None:
-                    return MaskDrafter(feeder, shape)
-                return SequentialDrafter(feeder, shape)
+        drafter = MaskDrafter if head.markov_head is None else SequentialDrafter
 
-            return drafter
+        def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
+            return lambda growing: drafter(Feeder(self.runner, keeper, metrics, 32, growing), head.block)
 
         super().__init__(make, self.table, VOCAB_SIZE, prompt)
 
-    def send(self, start: int, end: int) -> None:
-        bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
-        self.grower.handle(FeaturesJob(1, 0, start, bits, lambda: None, self.slot.request_id))
+    def begin(self) -> None:
+        """Draft behind the prompt."""
+        self.tell()
+        self.send_rows(0, len(PROMPT) - 1)
+        self.run()
+
+    def send_rows(self, start: int, end: int) -> None:
+        self.send(ROWS[start:end], start)
 
     @property
     def slot(self) -> HeadSlot:
@@ -135,7 +120,7 @@ def test_it_drafts_the_head_s_tokens(head: DFlashHead, prompt: list[int]) -> Non
     draft.tell()
     if len(prompt) > 1:
         assert draft.run() == 0 and draft.requests == [0], "nothing is here yet, and is asked for"
-        draft.send(0, len(prompt) - 1)
+        draft.send_rows(0, len(prompt) - 1)
     draft.run()
     assert draft.chain() == expected(head, draft.committed)
     assert len(draft.slot.cached) == len(prompt) - 1, "blocks leave nothing"
@@ -144,14 +129,12 @@ def test_it_drafts_the_head_s_tokens(head: DFlashHead, prompt: list[int]) -> Non
 @pytest.mark.parametrize("num_hit", [0, 1, 3])
 def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHead, num_hit: int) -> None:
     draft = Drafting(head, PROMPT)
-    draft.tell()
-    draft.send(0, len(PROMPT) - 1)
-    draft.run()
+    draft.begin()
     hit = draft.chain()[:num_hit]
     missed = next(i for i in range(38) if i not in _following(draft, hit))
     draft.tell([*hit, missed], is_missed=True)
     assert draft.run() == 0 and draft.requests[-1] == len(PROMPT) - 1
-    draft.send(len(PROMPT) - 1, len(draft.committed) - 1)
+    draft.send_rows(len(PROMPT) - 1, len(draft.committed) - 1)
     draft.run()
     assert draft.chain() == expected(head, draft.committed)
 
@@ -168,22 +151,18 @@ def _following(draft: Drafting, path: Sequence[int]) -> list[int]:
 def test_continues_below_an_accepted_token(head: DFlashHead) -> None:
     """What was said stays, and what is behind it is said by the new block: a state goes along the whole way there."""
     draft = Drafting(head, PROMPT)
-    draft.tell()
-    draft.send(0, len(PROMPT) - 1)
-    draft.run()
+    draft.begin()
     before = draft.chain()
     draft.tell(before[:2])
     assert draft.chain() == before[2:]
-    draft.send(len(PROMPT) - 1, len(draft.committed) - 1)
+    draft.send_rows(len(PROMPT) - 1, len(draft.committed) - 1)
     draft.run()
     assert draft.chain() == expected(head, draft.committed, path=before[2:])
 
 
 def test_a_tree_has_the_best_after_each_node(head: DFlashHead) -> None:
     draft = Drafting(head, PROMPT)
-    draft.tell()
-    draft.send(0, len(PROMPT) - 1)
-    draft.run()
+    draft.begin()
     tree: Any = draft.grower._slots[1, 1].tree
     num_siblings = 0
     for node in [ROOT, *tree.fed]:

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import DeepseekV3Config, LlamaConfig
 
 from draft_service.drafters.feeding import Feeder
 from draft_service.drafters.model_drafter import ModelDrafter
-from draft_service.growing.grower import Grower
-from draft_service.slot_jobs import AdvanceJob, FeaturesJob, FeaturesRequest
+from draft_service.growing.grower import MakeDrafter
 from draft_service.slots import head_slot
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
@@ -27,20 +24,15 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_facts import ModelFacts
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import Delivery, NodeKind
-from outrider.engine.worker.jobs import OpenJob, TruncateJob
+from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.worker.jobs import TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
-from outrider.wire.requests.params import SamplingParams
-from outrider.wire.requests.speculation import Speculation
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from target_service.leases.draft_buffer import DraftBuffer
-from tests.unit.target_service.step.test_step import AtOnce
+from tests.unit.draft_service.drafters.test_block_drafter import EPOCH, TICKET
+from tests.unit.draft_service.drafters.test_block_drafter import Draft as BlockDraft
 
-VOCAB_SIZE = 40
-WIDTH = 16
-EPOCH = 7
-TICKET = 9
+VOCAB_SIZE, WIDTH = 40, 16
 
 
 @pytest.fixture(scope="module", params=["eagle3", "mtp"])
@@ -52,115 +44,49 @@ def head(request: pytest.FixtureRequest) -> CarryHead:
     return head.eval().requires_grad_(False)
 
 
+LLAMA: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_size": WIDTH, "intermediate_size": 24, "head_dim": 8}
+LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+SIZES: dict[str, int] = {"width": WIDTH, "vocab_size": VOCAB_SIZE, "draft_vocab_size": VOCAB_SIZE}
+
+
 def mtp() -> JoinedHead:
     """Over a layer with latent attention, which reads all that is cached at each step."""
-    shape = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 12}
-    layers = DeepseekV3Config(
-        **shape,
-        vocab_size=VOCAB_SIZE,
-        hidden_size=WIDTH,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=8,
-        v_head_dim=6,
-        first_k_dense_replace=1,
-    )
-    return JoinedHead(
-        JoinedConfig(
-            layers=layers,
-            width=layers.hidden_size,
-            vocab_size=layers.vocab_size,
-            draft_vocab_size=layers.vocab_size,
-            has_join_norms=True,
-        )
-    )
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 1}
+    ranks = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 12}
+    widths = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6, "first_k_dense_replace": 1}
+    layers = DeepseekV3Config(**sizes, **ranks, **widths)
+    return JoinedHead(JoinedConfig(layers=layers, **SIZES, has_join_norms=True))
 
 
 def eagle3() -> Eagle3Head:
-    return Eagle3Head(
-        Eagle3Config(
-            layers=LlamaConfig(
-                vocab_size=VOCAB_SIZE,
-                hidden_size=WIDTH,
-                intermediate_size=24,
-                num_hidden_layers=1,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                rms_norm_eps=1e-5,
-            ),
-            width=WIDTH,
-            vocab_size=VOCAB_SIZE,
-            draft_vocab_size=VOCAB_SIZE,
-            taps=(1, 2, 3),
-            target_width=WIDTH,
-        )
-    )
+    layers = LlamaConfig(**LLAMA, num_hidden_layers=1)
+    return Eagle3Head(Eagle3Config(layers=layers, **SIZES, taps=(1, 2, 3), target_width=WIDTH))
 
 
-def rows_of(count: int) -> Tensor:
-    """[count, WIDTH] bfloat16: what a target would send of the first tokens."""
-    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+ROWS = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+"""What a target would send of the first tokens."""
 
 
-ROWS = rows_of(400)
+class Draft(BlockDraft):
+    """A head that drafts token by token."""
 
-
-class Draft:
-    """A worker's parts without the wire, with what its target has been sent."""
-
-    def __init__(self, head: CarryHead, prompt: Sequence[int], num_blocks: int = 64, **params: Any) -> None:
+    def __init__(self, head: CarryHead, prompt: Sequence[int], num_blocks: int = 64) -> None:
         path = HeadPath(head)
         facts = ModelFacts("head", VOCAB_SIZE, 512, "float32", "cpu", (), 1)
         self.runner = ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
         self.runner.tree_refusal = None
-        metrics, engine = WorkerMetrics("draft"), AtOnce()
         self.table = SlotTable(self.runner.pool, 4, 512, partial(HeadSlot, WIDTH, 1))
-        keeper = SlotKeeper(self.table, engine, metrics, VOCAB_SIZE, ())
-        self.grower = Grower(
-            lambda growing: ModelDrafter(Feeder(self.runner, keeper, metrics, 32, growing), path),
-            *(keeper, engine, self.take, metrics, self.asked),
-        )
-        self.committed, self.buffer, self.requests, self.said = list(prompt), DraftBuffer(), list[int](), list[Any]()
-        self.request_id = 0
-        """Of the last request."""
-        self.params = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.0, **params}
-        self.open()
 
-    def open(self) -> None:
-        params = SamplingParams(**self.params)
-        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "target_address": "target:1"}
-        ids = tuple(self.committed)
-        self.grower.handle(OpenJob(1, 1, ids, len(ids), params, self.said.append, target_epoch=EPOCH, **rest))
+        def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
+            return lambda growing: ModelDrafter(Feeder(self.runner, keeper, metrics, 32, growing), path)
 
-    def asked(self, address: str, epoch: int, request: FeaturesRequest) -> None:
-        assert (address, epoch, request.ticket) == ("target:1", EPOCH, TICKET)
-        self.requests.append(request.start)
-        self.request_id = request.id
+        super().__init__(make, self.table, VOCAB_SIZE, prompt)
 
-    def take(self, address: str, epoch: int, nodes: Delivery) -> None:
-        self.buffer.insert(nodes, self.committed, 1 << 20)
-
-    def send(
-        self, start: int, end: int, ticket: int = TICKET, epoch: int = EPOCH, request_id: int | None = None
-    ) -> None:
-        bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
-        answered = self.request_id if request_id is None else request_id
-        self.grower.handle(FeaturesJob(ticket, epoch, start, bits, lambda: None, answered))
-
-    def tell(self, ids: Sequence[int] = (), *, is_missed: bool = False) -> None:
-        base_len = len(self.committed)
-        self.committed += ids
-        self.buffer.advance(list(ids), base_len, None)
-        self.grower.handle(AdvanceJob(1, 1, TICKET, base_len, tuple(ids), is_missed))
-
-    def run(self, steps: int = 60) -> int:
-        """Return how many steps there were to make."""
-        return next((n for n in range(steps) if not self.grower.step(0.0)), steps)
+    def send_rows(self, start: int, end: int, **how: int) -> None:
+        self.send(ROWS[start:end], start, **how)
 
     def chain(self) -> list[int]:
-        return [self.buffer.tree.ids[node] for node in self.buffer.chain(4)]
+        return super().chain()[:4]
 
     @property
     def slot(self) -> HeadSlot:
@@ -190,7 +116,7 @@ def test_it_drafts_the_head_s_tokens(head: CarryHead, prompt: list[int]) -> None
     draft = Draft(head, prompt)
     draft.tell()
     assert draft.run() == 0 and draft.requests == [0], "nothing is here yet, and is asked for"
-    draft.send(0, len(prompt) - 1)
+    draft.send_rows(0, len(prompt) - 1)
     draft.run()
     assert draft.chain() == expected(head, draft.committed, 4)
 
@@ -198,15 +124,15 @@ def test_it_drafts_the_head_s_tokens(head: CarryHead, prompt: list[int]) -> None
 def test_rows_in_any_cut_late_repeated_and_for_others(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.tell()
-    draft.send(0, 9, ticket=TICKET + 1)
-    draft.send(0, 9, epoch=EPOCH + 1)
+    draft.send_rows(0, 9, ticket=TICKET + 1)
+    draft.send_rows(0, 9, epoch=EPOCH + 1)
     assert draft.run() == 0
     for start, end in ((0, 20), (10, 30), (0, 5), (30, 30), (30, 60)):
-        draft.send(start, end)
+        draft.send_rows(start, end)
         draft.run()
     draft.tell([5])
     assert draft.requests[-1] == draft.slot.next_position > 0, "what is fed already is not asked for"
-    draft.send(60, 75)
+    draft.send_rows(60, 75)
     draft.run()
     assert draft.chain() == expected(head, draft.committed, 4)
 
@@ -215,14 +141,14 @@ def test_after_a_miss_the_way_is_made_of_rows(head: CarryHead) -> None:
     """Three tokens as guessed and one that was not: their entries were made of carries."""
     draft = Draft(head, PROMPT)
     draft.tell()
-    draft.send(0, 8)
+    draft.send_rows(0, 8)
     draft.run()
     guessed = draft.chain()[:3]
     other = (expected(head, [*PROMPT, *guessed], 1, first=1)[0] + 1) % VOCAB_SIZE
     tree: Any = draft.grower._slots[1, 1].tree
     while tree.child(ROOT, other) is not None:
         other = (other + 1) % VOCAB_SIZE
-    draft.send(8, 12)
+    draft.send_rows(8, 12)
     draft.tell([*guessed, other], is_missed=True)
     draft.run()
     assert draft.chain() == expected(head, draft.committed, 4)
@@ -232,7 +158,7 @@ def test_after_a_miss_the_way_is_made_of_rows(head: CarryHead) -> None:
 def test_after_an_accepted_token_it_continues_without_features(head: CarryHead) -> None:
     draft = Draft(head, PROMPT)
     draft.tell()
-    draft.send(0, 8)
+    draft.send_rows(0, 8)
     draft.run()
     before = draft.chain()
     draft.tell(before[:2])
@@ -247,7 +173,7 @@ def test_begins_behind_a_gap(head: CarryHead) -> None:
     """The target had the beginning in its prefix cache: there are rows from the 33rd on."""
     draft = Draft(head, LONG)
     draft.tell()
-    draft.send(32, 74)
+    draft.send_rows(32, 74)
     draft.run()
     assert draft.slot.first == 33
     assert draft.chain() == expected(head, draft.committed, 4, first=33)
@@ -258,9 +184,9 @@ def test_begins_anew_with_the_newest_rows_where_too_many_wait(head: CarryHead, m
     draft = Draft(head, LONG)
     draft.tell()
     for start in range(0, 74, 20):
-        draft.send(start, min(start + 20, 74))
+        draft.send_rows(start, min(start + 20, 74))
         assert draft.slot.features.end - draft.slot.features.start <= 50
-    draft.send(60, 74)
+    draft.send_rows(60, 74)
     draft.run()
     assert draft.slot.first == 41
     assert draft.chain() == expected(head, draft.committed, 4, first=41)
@@ -270,16 +196,16 @@ def test_features_are_requested_again_after_a_preemption(head: CarryHead) -> Non
     draft = Draft(head, LONG)
     draft.runner.pool.prefix.enabled = False
     draft.tell()
-    draft.send(0, 74)
+    draft.send_rows(0, 74)
     draft.run()
     before = draft.request_id
     draft.slot.free_cache()
     draft.tell([38, 39], is_missed=True)
     assert draft.requests[-1] == 0
     draft.run()
-    draft.send(75, 76, request_id=before)  # of a step that ran when it was asked for
+    draft.send_rows(75, 76, request_id=before)  # of a step that ran when it was asked for
     assert draft.slot.first == 1, "what was asked for is to come"
-    draft.send(20, 76)  # the target remembers no more
+    draft.send_rows(20, 76)  # the target remembers no more
     draft.run()
     assert draft.slot.first == 21
     assert draft.chain() == expected(head, draft.committed, 4, first=21)
@@ -288,10 +214,10 @@ def test_features_are_requested_again_after_a_preemption(head: CarryHead) -> Non
 def test_an_end_frees_all(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.tell()
-    draft.send(0, 74)
+    draft.send_rows(0, 74)
     draft.run()
     draft.grower.handle(TruncateJob(1, 1, len(LONG), "stop"))
-    draft.send(74, 76)
+    draft.send_rows(74, 76)
     assert draft.run() == 0
     draft.table.close(1, 1)
     assert draft.runner.pool.num_in_use == 0

@@ -70,18 +70,27 @@ async def found(test: WiringTest, address: str, epoch: int) -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def scripted_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head says its own score, and fits."""
     monkeypatch.setattr(module, "score_head", lambda head, seen: head.score(seen))
+    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
+    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies are the head's to read as they come."""
+    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
 
 
 class Reply:
     """A target's reply to a probe."""
 
 
-async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(
+    unread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said, asked = {("b:1", 7): "it reads a layer too low"}, list[tuple[str, int]]()
-    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
-    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
     monkeypatch.setattr(module, "judge", lambda *_, **__: said.get(asked[-1]))
     state = state_of((1,), 2, lambda seen: 0.5)
 
@@ -97,10 +106,7 @@ async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monke
     assert len(test._tests) == 2, "one of each target, whatever its life"
 
 
-async def test_two_gateways_at_once_query_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
-    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
-    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
+async def test_two_gateways_at_once_query_a_target_once(unread: None) -> None:
     asked, answers = list[str](), asyncio.Event()
 
     async def probe(address: str, request: tpb.ProbeRequest) -> Any:
@@ -123,10 +129,8 @@ async def test_two_gateways_at_once_query_a_target_once(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_the_replies_of_a_test_are_not_kept(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_replies_of_a_test_are_not_kept(fails: bool, unread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are megabytes, and so it is where a test ends in an error, whose traceback has frames."""
-    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
-    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
     monkeypatch.setattr(module, "judge", lambda *_, **__: "it reads a layer too low")
     monkeypatch.setattr(module.log, "exception", lambda message: None)  # pytest keeps what is logged
     replies = list[weakref.ref[Reply]]()
@@ -147,10 +151,7 @@ async def test_the_replies_of_a_test_are_not_kept(fails: bool, monkeypatch: pyte
     assert [reply() for reply in replies] == [None]
 
 
-async def test_a_probe_whose_connection_is_closed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
-    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
-    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
+async def test_a_probe_whose_connection_is_closed_is_run_again(unread: None) -> None:
     num_probes = 0
 
     async def probe(address: str, request: tpb.ProbeRequest) -> Any:
@@ -167,11 +168,7 @@ async def test_a_probe_whose_connection_is_closed_is_run_again(monkeypatch: pyte
     assert num_probes == 2
 
 
-async def test_more_features_than_a_target_sends_at_once_are_requested_in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "probe_ids", lambda *_: [5, 6])
-    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
+async def test_more_features_than_a_target_sends_at_once_are_requested_in_parts() -> None:
     taps, asked, given = tuple(range(1, 25, 4)), list[int](), list[ProbeStates]()
 
     async def probe(address: str, request: tpb.ProbeRequest) -> tpb.ProbeReply:

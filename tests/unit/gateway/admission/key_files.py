@@ -1,7 +1,5 @@
 """Files of API keys, and what they let in, on a clock of the test's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry

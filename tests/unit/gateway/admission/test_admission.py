@@ -1,7 +1,5 @@
 """What is refused at the door, and when it is told to come back. No worker is asked for it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Who shares cached prefixes and what `lookup` copies from with whom: by salt, key and user, as the gateway says."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Token buckets and counts of API keys, on a clock of the test's own, and who gets in with a key."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The file of API keys is read again when it changes, and one that cannot be used changes nothing."""
 
-from __future__ import annotations
-
 import logging
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts that take long to render and to tokenise leave the event loop alone, wherever in a request they are."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Iterator
@@ -9,26 +7,19 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.prompts import INLINE_CHARS, Chat, ChatSettings, PromptReader
-from gateway.admission.requests import build_requests
+from gateway.admission.prompts import INLINE_CHARS, Chat
 from gateway.admission.unchecked_request import UncheckedRequest
 from gateway.api.schemas.openai import ChatBody, CompletionBody
 from gateway.api.schemas.parsing import parse_body
 from outrider.wire.errors import ContextExceeded, InvalidRequest
-from tests.checkers import inline_checker
 from tests.rendering import inline_template
-from tests.service.scripted_generator import config
-from tests.unit.gateway.admission.asked import FACTS, THREADS, TOKENIZER, predicting, reader_of
+from tests.unit.gateway.admission.asked import FACTS, TOKENIZER, built, predicting, reader_of
 
 HELLO = {"role": "user", "content": "hello"}
 LONG = "ab " * INLINE_CHARS
 UNFIT = "ab " * 30_000
 """Of more characters than 2048 tokens stand for."""
 TEMPLATE = "{{ note }}{{ notes }}{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
-
-
-def reader() -> PromptReader:
-    return reader_of()
 
 
 @pytest.fixture
@@ -65,17 +56,14 @@ async def test_long_texts_are_tokenised_on_a_thread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody], inline: bool
 ) -> None:
     demand = parse_body(kind, body).unchecked_request("id")
-    await build_requests(demand, FACTS, reader(), config(), inline_checker())
+    await built(demand)
     assert (threads == {threading.get_ident()}) is inline
     assert inline or threads
 
 
 @pytest.mark.parametrize(
     ("body", "kind"),
-    [
-        ({"prompt": UNFIT}, CompletionBody),
-        ({"messages": [HELLO | {"content": UNFIT}]}, ChatBody),
-    ],
+    [({"prompt": UNFIT}, CompletionBody), ({"messages": [HELLO | {"content": UNFIT}]}, ChatBody)],
     ids=["prompt", "chat"],
 )
 async def test_a_text_that_cannot_fit_is_refused_unread(
@@ -83,20 +71,12 @@ async def test_a_text_that_cannot_fit_is_refused_unread(
 ) -> None:
     demand = parse_body(kind, body).unchecked_request("id")
     with pytest.raises(ContextExceeded, match=r"has (more than )?\d+ characters.*the context limit is 2048 tokens"):
-        await build_requests(demand, FACTS, reader(), config(), inline_checker())
+        await built(demand)
     assert not threads
 
 
 async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> None:
-    counting = PromptReader(
-        TOKENIZER,
-        FACTS.context_limit,
-        b"",
-        THREADS,
-        config().max_body_bytes,
-        ChatSettings.from_config(config()),
-        counts=True,
-    )
+    counting = reader_of(counts=True)
     assert len(await counting.encode("prompt", UNFIT, True)) > FACTS.context_limit
     chat = Chat((HELLO | {"content": UNFIT},))
     assert UNFIT in await counting.render("messages", chat)
@@ -108,7 +88,7 @@ async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
     expected = tuple(TOKENIZER.encode(UNFIT)[-7:])
     for kind, body in ((CompletionBody, {"prompt": UNFIT}), (ChatBody, {"messages": [HELLO | {"content": UNFIT}]})):
         demand = parse_body(kind, {**body, "truncate_prompt_tokens": 7}).unchecked_request("id")
-        (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
+        (request,) = await built(demand)
         assert len(request.prompt_ids) == 7
         assert request.prompt_ids == expected or kind is ChatBody
 
@@ -128,19 +108,13 @@ async def test_a_text_that_needs_a_token_beyond_the_rows_is_refused_by_that_toke
     demand = demand if isinstance(demand, UncheckedRequest) else demand.unchecked_request("r-1")
     facts = dataclasses.replace(FACTS, vocab_size=last)
     with pytest.raises(InvalidRequest, match=rf"^{name} needs the token '.*' \({last}\), .* up to {last - 1} alone"):
-        await build_requests(demand, facts, reader(), config(), inline_checker())
+        await built(demand, facts=facts)
 
 
 async def test_without_a_template_chats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TOKENIZER, "template", None)
     with pytest.raises(InvalidRequest, match="no chat template"):
-        await build_requests(
-            parse_body(ChatBody, {"messages": [HELLO]}).unchecked_request("id"),
-            FACTS,
-            reader(),
-            config(),
-            inline_checker(),
-        )
+        await built(parse_body(ChatBody, {"messages": [HELLO]}).unchecked_request("id"))
 
 
 async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +122,11 @@ async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.Mon
     monkeypatch.setattr(TOKENIZER, "template", inline_template(source))
     asked = {"messages": [HELLO, {"role": "assistant", "content": "s "}], "continue_final_message": True}
     demand = parse_body(ChatBody, {**asked, "add_generation_prompt": False}).unchecked_request("id")
-    (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
+    (request,) = await built(demand)
     assert TOKENIZER.decode(request.prompt_ids) == "<user>hello</s><assistant>s "
     monkeypatch.setattr(TOKENIZER, "template", inline_template("{{ messages[0].content }}"))
     with pytest.raises(InvalidRequest, match="does not show the text of the last message"):
-        await build_requests(demand, FACTS, reader(), config(), inline_checker())
+        await built(demand)
     for wrong in (asked, {"messages": [HELLO], "continue_final_message": True, "add_generation_prompt": False}):
         with pytest.raises(InvalidRequest, match="needs add_generation_prompt to be false and a last message of the"):
             parse_body(ChatBody, wrong).unchecked_request("id")
@@ -172,5 +146,5 @@ async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_requested(
     monkeypatch.setattr(TOKENIZER, "encode", told)
     for body, asked in ((CompletionBody, {"prompt": "hello"}), (ChatBody, {"messages": [HELLO]})):
         demand = parse_body(body, {**asked, "add_special_tokens": given}).unchecked_request("id")
-        await build_requests(demand, FACTS, reader(), config(), inline_checker())
+        await built(demand)
     assert added == [given is not False, given is True]

@@ -1,7 +1,5 @@
 """Who is decoded and who waits, and for how long."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import ExitStack
 

@@ -1,17 +1,14 @@
 """What a request asks for is checked against the served model, before its prompt is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from gateway.admission.request_checks import check_request, find_model
-from gateway.admission.unchecked_request import FieldNames, UncheckedRequest
 from gateway.generation import ServedFacts, SpeculationOptions
 from outrider.wire.errors import InvalidRequest, ModelNotFound
 from outrider.wire.requests.drafters import Drafter
-from outrider.wire.requests.params import BeamParams, SamplingParams
+from outrider.wire.requests.params import BeamParams
 from outrider.wire.requests.tree_shape import TreeShape
 from tests.unit.gateway.admission.asked import demand, info
 from tests.unit.gateway.scripted_pool import connection_of, link_of, served_model
@@ -71,25 +68,11 @@ TREE = TreeShape.parse("4x2x1")
 
 @pytest.mark.parametrize(
     ("wishes", "no_trees", "why"),
-    [
-        ({}, "the target m takes chains alone (path flash)", "path flash"),
-        ({"lenience": 0.9}, None, "lenience 0.9"),
-    ],
+    [({}, "the target m takes chains alone (path flash)", "path flash"), ({"lenience": 0.9}, None, "lenience 0.9")],
 )
 def test_refused_by_name(wishes: dict[str, Any], no_trees: str | None, why: str) -> None:
     facts = ServedFacts("m", 512, 320, 0, 320, "draft", (Drafter.MODEL,), no_trees=no_trees)
-    options = SpeculationOptions(tree=TREE, **wishes)
-    names = FieldNames(prompt="prompt")
-    demand = UncheckedRequest(
-        request_id="r",
-        model="m",
-        prompts=("a",),
-        names=names,
-        params=SamplingParams(),
-        max_tokens=4,
-        seed=1,
-        speculation=options,
-    )
+    asked = demand(None, speculation=SpeculationOptions(tree=TREE, **wishes))
     with pytest.raises(InvalidRequest, match=r"speculation\.tree is 4x2x1") as caught:
-        check_request(demand, [facts])
+        check_request(asked, [facts])
     assert why in caught.value.message and caught.value.param == "speculation.tree"

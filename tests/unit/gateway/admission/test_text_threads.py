@@ -1,7 +1,5 @@
 """Threads that tokenise long texts leave the event loop and other callers alone."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """A beam search over gRPC."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.api.grpc_api import parse_request

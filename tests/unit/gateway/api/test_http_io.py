@@ -1,7 +1,5 @@
 """Errors have the form of the API to which their endpoint belongs, and work ends with its client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Log-probs in OpenAI's words: entries that differ have names that differ."""
 
-from __future__ import annotations
-
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
 from gateway.generation import OutputLogprobs, OutputToken
 from outrider.wire.kinds import TokenKind

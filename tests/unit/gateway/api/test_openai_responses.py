@@ -1,11 +1,7 @@
 """Calls in OpenAI's chunks."""
 
-from __future__ import annotations
-
 from gateway.api.openai_responses import delta_of
-from gateway.tools.call_families import (
-    HERMES,
-)
+from gateway.tools.call_families import HERMES
 from gateway.tools.reader import CallReader
 
 NAMES = frozenset({"weather", "add-2"})

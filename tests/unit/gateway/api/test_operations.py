@@ -1,7 +1,5 @@
 """/sd: which workers Prometheus is told of, and where."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bodies that would hold the event loop are refused before they are read."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """What a response says it used, summed by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from gateway.api.usage import acceptance_of, usage_of

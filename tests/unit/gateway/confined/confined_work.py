@@ -1,7 +1,5 @@
 """Work for the processes of test_confined_pool: what a request asks for, good and bad."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

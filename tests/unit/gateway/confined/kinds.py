@@ -1,7 +1,5 @@
 """Templates of every kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import AutoTokenizer

@@ -1,7 +1,5 @@
 """Work in processes that can be ended: its limits, its callers' shares, and what is left after it."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -17,6 +15,7 @@ import pytest
 
 from gateway.confined.pool import NUM_PROCESSES, ConfinedPool, WorkExceeded, WorkFailed, WorkRefused
 from outrider.wire.processes.descendants import descendants
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
 MIB = 1 << 20
@@ -93,10 +92,7 @@ async def test_a_process_killed_while_idle_fails_no_request() -> None:
         assert await pool.run(b"", {"kind": "pid"}) == pid
         os.kill(pid, signal.SIGKILL)
         assert await pool.run(b"", {"kind": "pid"}) != pid  # before the event loop knows
-        deadline_s = time.monotonic() + 20
-        while os.path.exists(f"/proc/{pid}"):  # noqa: ASYNC240  (until the event loop has waited for it)
-            assert time.monotonic() < deadline_s
-            await asyncio.sleep(0.01)
+        await until(lambda: not os.path.exists(f"/proc/{pid}"))  # the event loop has waited for it
         assert pid not in {await pool.run(b"", {"kind": "pid"}) for _ in range(4)}
 
 
@@ -104,8 +100,7 @@ async def test_a_caller_whose_work_was_ended_waits_for_the_process_in_its_place(
     async with pool_of() as pool:
         inner = cast(Any, pool)
         inner._start_up_to(NUM_PROCESSES)
-        while len(inner._idle) < NUM_PROCESSES:  # noqa: ASYNC110  (the pool has no event for it)
-            await asyncio.sleep(0.01)
+        await until(lambda: len(inner._idle) == NUM_PROCESSES)
         pids = {process._child.pid for process in inner._idle}
         work = asyncio.create_task(pool.run(b"leaves", {"kind": "loop"}))
         await asyncio.sleep(0.05)

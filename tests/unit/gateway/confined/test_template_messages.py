@@ -1,7 +1,5 @@
 """Messages as a template takes them: merged, in turns, with tools and without."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.tools.offer import Tool

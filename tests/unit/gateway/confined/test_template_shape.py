@@ -1,7 +1,5 @@
 """What a template's text says of the messages that it takes."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.wire.errors import InvalidRequest

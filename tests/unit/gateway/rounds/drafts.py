@@ -1,7 +1,5 @@
 """Served models with drafts of several kinds, for the tests of who drafts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gateway.workers.served import ServedModel
@@ -22,11 +20,7 @@ def draft_link(*drafters: Drafter, **changes: Any) -> Any:
 
 
 def mixed(**settings: Any) -> ServedModel:
-    drafts = {
-        "guesses": draft_link(Drafter.NGRAM),
-        "pairs": draft_link(Drafter.BIGRAM),
-        "small": draft_link(),
-    }
+    drafts = {"guesses": draft_link(Drafter.NGRAM), "pairs": draft_link(Drafter.BIGRAM), "small": draft_link()}
     config = GatewayConfig(target="127.0.0.1:9", **settings)
     return served_model({"a": link_of(connection_of())}, drafts, gateway=config)
 

@@ -1,7 +1,5 @@
 """What workers are told of a search: one that opens its slot anew all levels, one that has the slot those it lacks."""
 
-from __future__ import annotations
-
 from gateway.generation import GenerationRequest
 from gateway.rounds.beam_session import BeamSession
 from outrider.v1 import common_pb2 as pb

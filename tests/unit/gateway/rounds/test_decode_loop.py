@@ -1,7 +1,5 @@
 """The order of a round, before scripted workers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """The detokeniser against `decode`: whatever the chunks, the stops and the kind of tokenizer, the text is the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import pairwise

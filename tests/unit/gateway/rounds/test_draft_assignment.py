@@ -1,7 +1,5 @@
 """Which draft a request is given, how long it stays, and when it is left."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the drafts of an answer are told, which kind it is given, and when one is left."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When a request has its target draft for itself, and how much. Rounds between real workers: tests/e2e."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,18 +1,11 @@
 """What a verdict makes of an answer: its tokens, text, end and usage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from gateway.generation import (
-    FinishReason,
-    GenerationRequest,
-    OutputTimings,
-    RoundOutput,
-)
+from gateway.generation import FinishReason, GenerationRequest, OutputTimings, RoundOutput
 from gateway.rounds.session import Session
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb

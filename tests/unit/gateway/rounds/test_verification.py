@@ -1,7 +1,5 @@
 """When a request keeps its target and its draft, and when it is given others."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,11 +1,6 @@
 """Verdicts over an answer's tokens."""
 
-from __future__ import annotations
-
-from gateway.generation import (
-    GenerationRequest,
-    SpeculationOptions,
-)
+from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds.session import Session
 from gateway.tokenizer import Tokenizer
 from outrider.wire.requests.params import SamplingParams

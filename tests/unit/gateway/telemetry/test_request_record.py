@@ -1,7 +1,5 @@
 """One line in the log a request, and a span where it is traced."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.generation import ChoiceUsage
-from gateway.telemetry.request_record import (
-    RequestRecords,
-    current_record,
-    request_id_of,
-)
+from gateway.telemetry.request_record import RequestRecords, current_record, request_id_of
 from outrider.wire.telemetry.trace import TraceParent
 
 
@@ -23,7 +17,7 @@ class Recorded:
     def __init__(self) -> None:
         self.added: list[dict[str, Any]] = []
 
-    def begin(self, name: str, parent: TraceParent | None, start: int, **more: Any) -> Begun:
+    def begin(self, name: str, parent: TraceParent | None, start: int, **more: Any) -> "Begun":
         return Begun(self, TraceParent(parent.trace_id if parent else 1, 2, True), name, parent, start)
 
     def add(self, name: str, parent: TraceParent | None, start: int, end: int, facts: Any, **more: Any) -> None:
@@ -49,11 +43,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        ("abc-1", ("abc-1", "cmpl-abc-1")),
-        ("~" * 128, ("~" * 128, "cmpl-" + "~" * 128)),
-    ],
+    ("told", "expected"), [("abc-1", ("abc-1", "cmpl-abc-1")), ("~" * 128, ("~" * 128, "cmpl-" + "~" * 128))]
 )
 def test_a_caller_may_name_its_request(told: str, expected: tuple[str, str]) -> None:
     assert request_id_of(told, "cmpl") == expected

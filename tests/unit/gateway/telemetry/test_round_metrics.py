@@ -1,7 +1,5 @@
 """What a round counts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -22,8 +20,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "kind"),
-    [("", TokenKind.FORCED), ("prediction", TokenKind.PREDICTED), ("ngram", TokenKind.ACCEPTED)],
+    ("drafter", "kind"), [("", TokenKind.FORCED), ("prediction", TokenKind.PREDICTED), ("ngram", TokenKind.ACCEPTED)]
 )
 def test_accepted_tokens_are_counted_by_kind(tokenizer: Tokenizer, drafter: Any, kind: TokenKind) -> None:
     session, ids = session_of(tokenizer), tokenizer.encode("the quick brown fox")

@@ -1,7 +1,5 @@
 """vLLM's names: each as vLLM spells it, and with what our own series say."""
 
-from __future__ import annotations
-
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families

@@ -1,7 +1,5 @@
 """Answers with calls: as a family writes them, and what is read in them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Grammars of outputs with tools, as a request of the demo pair's makes them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from functools import cache

@@ -1,7 +1,5 @@
 """The family of a model's calls is that of its chat template."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """A growing text is read alike however it comes, and waits no longer than its bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which outputs need a grammar of their own."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.tools.call_families import BY_PARSER

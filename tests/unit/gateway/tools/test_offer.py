@@ -1,7 +1,5 @@
 """The tools of a request and the choice among them are checked before anything is done with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls and reasoning are found in an answer's text by what it says, never by how it was cut into pieces."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -53,16 +51,6 @@ EXAMPLE = [
     ("weather", '{"city": "Paris </x> \\"q\\"", "days": 3, "tags": ["a", "b"], "is_set": true}'),
     ("add-2", '{"rate": 1.5}'),
 ]
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_cut_and_each_character_alone_reads_the_same(family: CallFamily) -> None:
-    text = written(family, EXAMPLE)
-    whole = told(read(family, [text], schemas=TYPED))
-    assert objects(whole[2]) == objects(EXAMPLE)
-    assert told(read(family, list(text), schemas=TYPED)) == whole
-    for cut in range(len(text) + 1):
-        assert told(read(family, [text[:cut], text[cut:]], schemas=TYPED)) == whole, cut
 
 
 @pytest.mark.parametrize("has_end", [True, False], ids=["with the closing tag", "with no tag at all"])

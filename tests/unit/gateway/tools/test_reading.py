@@ -1,7 +1,5 @@
 """How the outputs of a chat are read: with which family, markers and reasoning."""
 
-from __future__ import annotations
-
 import pytest
 from llguidance import LLMatcher
 

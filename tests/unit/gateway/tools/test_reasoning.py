@@ -1,7 +1,5 @@
 """The answer begins behind the reasoning, wherever the pieces of the output are cut."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.tools.reasoning import MAX_SPACE_CHARS, AnswerFinder, begins_reasoning

@@ -1,7 +1,5 @@
 """A model's families are those of its chat template, unless the settings name others."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.tools.call_families import HERMES, LLAMA3

@@ -1,7 +1,5 @@
 """`outrider doctor` says in which families a model's calls and reasoning are read, by its chat template."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls that a chat template writes are read back, and accepted by the grammar, for each family's own template."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.tools.call_families import BY_PARSER

@@ -1,7 +1,5 @@
 """Grammars of calls take what a family writes and its reader reads, and nothing else; templates take the messages."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tokenizers

@@ -1,7 +1,5 @@
 """Members of a pool whose links the test makes."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """How loaded a worker is, by what this gateway has placed there and what the worker says now and then."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Series of the workers as a gateway knows them: connected, by state, and those that are only being started."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Who the workers are: command lines, registry messages, and what a change of members changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.workers.membership import PoolSpec, from_config, from_proto

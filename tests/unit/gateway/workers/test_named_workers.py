@@ -1,7 +1,5 @@
 """Workers behind names: who they are follows the addresses, and what runs on one that has left them goes on."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest
@@ -67,9 +65,7 @@ async def test_a_member_that_its_name_has_lost_goes_once_its_stream_ends(gone: l
     assert "target-10.0.0.1:7200" not in {name for name, *_ in dns.members()}
 
 
-async def test_a_name_server_that_does_not_answer_removes_no_workers(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_name_server_that_does_not_answer_removes_no_workers(caplog: pytest.LogCaptureFixture) -> None:
     dns = Dns("dns:///targets:7200")
     dns.addresses["targets"] = ["10.0.0.1"]
     await dns.workers.look_up()

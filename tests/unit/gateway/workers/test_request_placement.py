@@ -1,7 +1,5 @@
 """Which target and which draft a request is given, from loads alone."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

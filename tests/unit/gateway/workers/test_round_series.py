@@ -1,7 +1,5 @@
 """Which label the rounds of a draft have, and which series outlive it."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from gateway.workers.member import DraftMember

@@ -1,7 +1,5 @@
 """What a served model offers, how its heads are paired, and how it is told from another."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.workers.drafts.reference_target import ReferenceTarget

@@ -1,7 +1,5 @@
 """Which workers a start needs, and when a gateway is ready."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any, cast
@@ -65,9 +63,7 @@ async def test_a_failed_restart_is_reported_with_the_reason(pools: Pools) -> Non
     assert (coordinator.ready(), coordinator.refusals()) == (None, [f"draft c: {why}"])
 
 
-async def test_a_start_goes_on_without_a_refused_head(
-    pools: Pools,
-) -> None:
+async def test_a_start_goes_on_without_a_refused_head(pools: Pools) -> None:
     parts = Parts(pools)
     for name in "abc":
         await parts.connect(name)

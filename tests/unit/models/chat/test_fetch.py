@@ -1,7 +1,5 @@
 """`make chat` keeps no model but the one whose checksum it knows."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from pathlib import Path

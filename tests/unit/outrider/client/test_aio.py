@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.client import (
-    AsyncClient,
-    FinishReason,
-)
+from outrider.client import AsyncClient, FinishReason
 from outrider.wire.errors import ConfigError
 from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway
 

@@ -16,29 +16,23 @@ from outrider.client.address import read_address
 from outrider.client.connect import metadata_of
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from outrider.wire import errors
-from outrider.wire.transport.rpc import abort
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.tls import CertificateFolder
 from tests.certificates import authority, public_folder
 
 
 class Gateway(gateway_pb2_grpc.GenerationServiceServicer):
-    """Remembers what callers said of themselves; raises `error` where there is one."""
+    """Remembers what callers said of themselves."""
 
     def __init__(self) -> None:
         self.keys: list[str | None] = []
-        self.error: errors.OutriderError | None = None
 
     async def GetModels(self, request: Any, context: Any) -> gateway_pb2.GetModelsResponse:
         self.keys.append(dict(context.invocation_metadata()).get("authorization"))
-        if self.error is not None:
-            raise self.error
         return gateway_pb2.GetModelsResponse(models=[gateway_pb2.Model(id="pair")])
 
     async def Generate(self, request: Any, context: Any) -> None:
         self.keys.append(dict(context.invocation_metadata()).get("authorization"))
-        if self.error is not None:
-            await abort(context, self.error)
         await context.write(
             gateway_pb2.GenerateResponse(text_delta="hello", finish_reason=1, usage=gateway_pb2.Usage())
         )

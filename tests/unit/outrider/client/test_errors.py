@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.client import (
-    AsyncClient,
-    RetryPolicy,
-)
+from outrider.client import AsyncClient, RetryPolicy
 from outrider.wire import errors
 from tests.unit.outrider.client.scripted_gateway import ScriptedGateway, failing
 

@@ -7,9 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from outrider.client import (
-    AsyncClient,
-)
+from outrider.client import AsyncClient
 from outrider.client.generate_options import check_types
 from outrider.wire.errors import InvalidRequest
 

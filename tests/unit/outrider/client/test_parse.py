@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.client import (
-    AsyncClient,
-    FinishReason,
-    RoundTimings,
-    TokenKind,
-)
+from outrider.client import AsyncClient, FinishReason, RoundTimings, TokenKind
 from outrider.client.parse import parse_model, parse_round
 from outrider.client.types import DraftToken, DraftTokenKind, RankedToken, TokenLogprobs
 from outrider.v1 import common_pb2

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from outrider.client import (
-    AsyncClient,
-    DraftLogprobs,
-    Speculation,
-    StructuredOutputs,
-)
+from outrider.client import AsyncClient, DraftLogprobs, Speculation, StructuredOutputs
 from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
 from tests.unit.outrider.client.scripted_gateway import ScriptedGateway
+
+SAMPLING: dict[str, Any] = {"max_tokens": 9, "min_tokens": 2, "temperature": 0.5}
+SAMPLING |= {"top_k": 40, "top_p": 0.9, "min_p": 0.1}
+SAMPLING |= {"repetition_penalty": 1.5, "presence_penalty": 0.25, "frequency_penalty": -0.25, "seed": 2**64 - 1}
+SAMPLING |= {"logit_bias": {5: -100.0}, "stop_token_ids": [3], "ignore_eos": True, "num_logprobs": 0}
+ASIDE: dict[str, Any] = {"cache_salt": "salz", "user": "somebody", "prediction": "größe", "priority": -7}
+ASIDE |= {"max_tpot_ms": 12.5}
+"""What the protocol names as the SDK does."""
 
 
 async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> None:
@@ -23,50 +27,17 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
         await client.generate(
             "grüße",
             model="pair",
-            max_tokens=9,
-            temperature=0.5,
-            top_k=40,
-            top_p=0.9,
-            min_p=0.1,
-            repetition_penalty=1.5,
-            presence_penalty=0.25,
-            frequency_penalty=-0.25,
-            logit_bias={5: -100.0},
+            **SAMPLING,
             bad_words=["damn", [8, 9]],
-            min_tokens=2,
-            seed=2**64 - 1,
-            stop_token_ids=[3],
-            ignore_eos=True,
-            num_logprobs=0,
             n=2,
             stop="END",
             speculation=Speculation(num_draft_tokens=0, draft_logprobs=DraftLogprobs.TOPK, draft_topk=64),
-            cache_salt="salz",
-            user="somebody",
-            prediction="größe",
-            priority=-7,
-            max_tpot_ms=12.5,
+            **ASIDE,
         )
     assert gateway.requests[0] == pb.GenerateRequest(
         model="pair",
         prompt="grüße",
-        params=common_pb2.SamplingParams(
-            temperature=0.5,
-            top_k=40,
-            top_p=0.9,
-            min_p=0.1,
-            repetition_penalty=1.5,
-            presence_penalty=0.25,
-            frequency_penalty=-0.25,
-            logit_bias={5: -100.0},
-            bad_words=[common_pb2.TokenSequence(ids=[8, 9])],
-            min_tokens=2,
-            seed=2**64 - 1,
-            max_tokens=9,
-            stop_token_ids=[3],
-            ignore_eos=True,
-            num_logprobs=0,
-        ),
+        params=common_pb2.SamplingParams(**SAMPLING, bad_words=[common_pb2.TokenSequence(ids=[8, 9])]),
         has_seed=True,
         num_choices=2,
         stop=["END"],
@@ -77,11 +48,7 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
             draft_topk=64,
         ),
         bad_words=["damn"],
-        cache_salt="salz",
-        user="somebody",
-        prediction="größe",
-        priority=-7,
-        max_tpot_ms=12.5,
+        **ASIDE,
     )
 
 

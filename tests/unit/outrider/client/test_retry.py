@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.client import (
-    AsyncClient,
-    RetryPolicy,
-)
+from outrider.client import AsyncClient, RetryPolicy
 from outrider.wire import errors
 from tests.unit.outrider.client.connected import FakeTransport
 from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, failing, rounds

@@ -9,9 +9,7 @@ import time
 
 import pytest
 
-from outrider.client import (
-    AsyncClient,
-)
+from outrider.client import AsyncClient
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
 from tests.unit.outrider.client.connected import FakeTransport

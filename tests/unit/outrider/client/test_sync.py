@@ -12,10 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from outrider.client import (
-    Client,
-    Completion,
-)
+from outrider.client import Client, Completion
 from outrider.wire import errors
 from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, hanging
 

@@ -10,11 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from outrider.client import (
-    AsyncClient,
-    Client,
-    GrpcTransport,
-)
+from outrider.client import AsyncClient, Client, GrpcTransport
 from outrider.wire import errors
 from tests.unit.outrider.client.connected import FakeTransport
 from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, rounds

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.client import (
-    AsyncClient,
-    StructuredOutputs,
-)
+from outrider.client import AsyncClient, StructuredOutputs
 from outrider.v1 import gateway_pb2 as pb
 from tests.unit.outrider.client.scripted_gateway import ScriptedGateway
 

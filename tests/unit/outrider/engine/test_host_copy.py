@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import pytest
 import torch
 
 from draft_service.drafters.block_drafter import split_rows
 from outrider.engine.host_copy import DeferredCopies
 from target_service.leases.slot_search import best_tokens
-from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda, fake_cuda
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[FakeCuda]:
-    with fake_cuda() as device:
-        yield device
+from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda
 
 
 def test_the_first_tensor_that_is_read_brings_all(device: FakeCuda) -> None:

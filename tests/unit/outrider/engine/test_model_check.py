@@ -100,9 +100,4 @@ def test_an_encoder_a_head_of_another_target_and_the_target_itself(
     state, said, remedy = pair(target="no-such-owner/no-such-model")["target"]
     assert state == "problem" and "is no folder here, the hub's cache has no config.json of it" in said
     assert "outrider pull no-such-owner/" in remedy
-    assert pair(DEMO_DRAFT, target=str(folders / "empty")).keys() == {
-        "GPU",
-        "C++ forward",
-        "target",
-        "skipped",
-    }
+    assert pair(DEMO_DRAFT, target=str(folders / "empty")).keys() == {"GPU", "C++ forward", "target", "skipped"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -28,17 +29,8 @@ VOCAB_SIZE = 97
 
 
 def load(folder: str, path: str) -> ModelRunner:
-    return load_runner(
-        TargetConfig(
-            model=folder,
-            device="cpu",
-            dtype="auto",
-            kv_cache_tokens=2048,
-            max_slots=8,
-            context_limit=None,
-            attention_path=path,
-        )
-    )
+    settings: dict[str, Any] = {"kv_cache_tokens": 2048, "max_slots": 8, "attention_path": path}
+    return load_runner(TargetConfig(model=folder, device="cpu", **settings))
 
 
 @lru_cache(maxsize=1)

@@ -38,13 +38,7 @@ def learn(tree: BeamGrowth, node: int, ids: Sequence[int], probs: Sequence[float
     tree.extend(distribution, ())
 
 
-@pytest.mark.parametrize(
-    ("sums", "best"),
-    [
-        ((-1.0, -9.0), [10, 11, 12, 13]),
-        ((-1.0, -1.01), [10, 20, 11, 21]),
-    ],
-)
+@pytest.mark.parametrize(("sums", "best"), [((-1.0, -9.0), [10, 11, 12, 13]), ((-1.0, -1.01), [10, 20, 11, 21])])
 def test_beams_are_sorted_by_the_targets_sums_and_none_ends(sums: tuple[float, float], best: list[int]) -> None:
     tree = growing([BeamLevel(((0, 8, sums[0]), (0, 9, sums[1])), ())])
     tree.feed(ROOT)

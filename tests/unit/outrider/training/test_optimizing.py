@@ -27,13 +27,7 @@ def test_an_update_in_bfloat16_is_nearly_the_same(
     losses = []
     for in_bfloat16 in (False, True):
         monkeypatch.setattr(optimizing, "has_bfloat16", lambda device, found=in_bfloat16: found)
-        run = TrainingRun(
-            students(folder, target, teacher)[kind](),
-            teacher,
-            answers,
-            TrainingPlan("kl", 7, 4, 3),
-            tmp_path / str(in_bfloat16),
-            {},
-        )
+        student, plan = students(folder, target, teacher)[kind](), TrainingPlan("kl", 7, 4, 3)
+        run = TrainingRun(student, teacher, answers, plan, tmp_path / str(in_bfloat16), {})
         losses.append([run.update(Batch.of(answers, "cpu")) for _ in range(2)])
     assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.02)

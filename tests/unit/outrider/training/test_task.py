@@ -29,8 +29,7 @@ def test_an_earlier_training_may_be_replaced_and_nothing_else(folder: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_trained"),
-    [("eagle3", 9000 // 3 + 3 * 16 * 16), ("medusa", 2 * 16 * 16), ("pass", 2 * 16)],
+    ("kind", "num_trained"), [("eagle3", 9000 // 3 + 3 * 16 * 16), ("medusa", 2 * 16 * 16), ("pass", 2 * 16)]
 )
 def test_what_is_trained_of_each_kind(
     folder: Path, target: TargetFiles, tmp_path: Path, kind: Kind, num_trained: int

@@ -36,22 +36,8 @@ def students(folder: Path, target: TargetFiles, teacher: Teacher) -> dict[str, C
 
 
 def task(folder: Path, out: Path) -> Task:
-    return Task(
-        kind="medusa",
-        target=str(folder / "target"),
-        out=str(out),
-        work=str(out.parent / "work"),
-        prompts=[f"the {i}" for i in range(12)],
-        held_apart=["a b", "c d"],
-        temperatures=[0.0, 1.0],
-        start=None,
-        loss="lk",
-        depth=2,
-        taps=None,
-        draft_vocab=None,
-        updates=4,
-        batch_size=4,
-        max_tokens=8,
-        seed=0,
-        seconds=None,
-    )
+    folders = {"target": str(folder / "target"), "out": str(out), "work": str(out.parent / "work")}
+    texts = {"prompts": [f"the {i}" for i in range(12)], "held_apart": ["a b", "c d"], "temperatures": [0.0, 1.0]}
+    plan = {"loss": "lk", "depth": 2, "updates": 4, "batch_size": 4, "max_tokens": 8, "seed": 0}
+    unset = dict.fromkeys(("start", "taps", "draft_vocab", "seconds"))
+    return Task(kind="medusa", **folders, **texts, **plan, **unset)

@@ -14,9 +14,7 @@ import draft_service
 import gateway
 import outrider
 import target_service
-from outrider.wire.errors import (
-    OutriderError,
-)
+from outrider.wire.errors import OutriderError
 
 
 def import_all(*packages: ModuleType) -> None:

@@ -10,7 +10,8 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.requests.drafters import Drafter
 from outrider.wire.requests.scheduling import Scheduling
 from outrider.wire.requests.speculation import AUTO, Speculation
-from target_service.drafting.budget import VerifyBudget
+from target_service.drafting.budget import VerifyBudget, VerifyDemand
+from target_service.leases.hold import PendingDraft
 from target_service.leases.lease import Lease, SlotDraftWorker
 
 FREE_UNTIL = 12
@@ -36,6 +37,18 @@ def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = No
     draft = SlotDraftWorker(Drafter.MODEL, shares, 1, is_active=True)
     draft.starved_since_s[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
     return Lease(None, slot, Speculation(AUTO, max_draft_tokens=32), [draft], {}, now)  # type: ignore[arg-type]
+
+
+def pending(lease: Any, prob: float) -> PendingDraft:
+    return PendingDraft(lease, lease.first, prob)
+
+
+def demand(probs: list[float], num_required: int = 0, **values: Any) -> VerifyDemand:
+    return VerifyDemand(probs, num_required, num_required, **values)
+
+
+def counts(made: VerifyBudget, demands: list[VerifyDemand], max_rows: int = 256) -> list[int]:
+    return [share[0] for share in made.choose(demands, max_rows, max_rows, ()) if share is not None]
 
 
 def budget(tokens_per_s: float = 25.0) -> VerifyBudget:

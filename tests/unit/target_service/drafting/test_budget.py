@@ -16,19 +16,7 @@ from outrider.wire.requests.speculation import AUTO, Speculation
 from target_service.drafting.budget import PROBE_STEPS, VerifyBudget, VerifyDemand
 from target_service.leases.hold import PendingDraft, hold_until
 from target_service.leases.lease import Lease, SlotDraftWorker
-from tests.unit.target_service.drafting.steps import budget, lease
-
-
-def pending(lease: Any, prob: float) -> PendingDraft:
-    return PendingDraft(lease, lease.first, prob)
-
-
-def demand(probs: list[float], num_required: int = 0, **values: Any) -> VerifyDemand:
-    return VerifyDemand(probs, num_required, num_required, **values)
-
-
-def counts(made: VerifyBudget, demands: list[VerifyDemand], max_rows: int = 256) -> list[int]:
-    return [share[0] for share in made.choose(demands, max_rows, max_rows, ()) if share is not None]
+from tests.unit.target_service.drafting.steps import budget, counts, demand, lease, pending
 
 
 def has_extra(made: VerifyBudget, demands: list[VerifyDemand], max_rows: int = 256) -> list[bool]:

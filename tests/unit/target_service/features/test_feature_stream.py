@@ -74,9 +74,12 @@ class Stream:
     def wanted(self) -> FeatureSubscription:
         return FeatureSubscription(self.stream, DIGEST, 5, 2, 9)
 
-    def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
-        rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2, id=9)
-        self.stream.handle(tpb.HeadRequest(features=rows))
+    def want(self) -> None:
+        self.stream.handle(rows_wanted())
+
+
+def rows_wanted(epoch: int = EPOCH, digest: bytes = DIGEST) -> tpb.HeadRequest:
+    return tpb.HeadRequest(features=tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2, id=9))
 
 
 @asynccontextmanager
@@ -103,23 +106,21 @@ async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "why"), [({"epoch": 8}, "for target epoch 8, this is 7"), ({"digest": b"x" * 32}, "register it first")]
+    ("asked", "why"),
+    [
+        (rows_wanted(epoch=8), "for target epoch 8, this is 7"),
+        (rows_wanted(digest=b"x" * 32), "register it first"),
+        (tpb.HeadRequest(head=tpb.HeadSpec(target_epoch=8, digest=DIGEST, num_bytes=9)), "epoch 8"),
+    ],
+    ids=["rows of another life", "rows of another head", "a head of another life"],
 )
-async def test_rows_of_another_life_or_head_are_refused(wrong: dict[str, Any], why: str) -> None:
+async def test_what_is_of_another_life_or_head_is_refused(asked: tpb.HeadRequest, why: str) -> None:
     async with streaming() as made:
-        made.want(**wrong)
-        await made.settle()
-        (reply,) = made.batches[0].head_replies
-        assert reply.state == tpb.HEAD_STATE_REFUSED and why in reply.reason and not made.jobs
-
-
-async def test_a_registration_for_another_life_is_refused() -> None:
-    async with streaming() as made:
-        made.stream.handle(tpb.HeadRequest(head=tpb.HeadSpec(target_epoch=8, digest=DIGEST, num_bytes=9)))
+        made.stream.handle(asked)
         made.stream.handle(tpb.HeadRequest())
         await made.settle()
         (reply,) = made.batches[0].head_replies
-        assert reply.state == tpb.HEAD_STATE_REFUSED and "epoch 8" in reply.reason
+        assert reply.state == tpb.HEAD_STATE_REFUSED and why in reply.reason and not made.jobs
 
 
 async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,15 +19,7 @@ from target_service.features import features as module
 from target_service.features.features import FeatureSubscription
 from target_service.leases.lease_jobs import Verdict, VerifyJob
 from tests.tiny_models import tiny_llama
-from tests.unit.target_service.step.test_step import (
-    LARGE,
-    NUM_PROMPT,
-    SMALL,
-    Target,
-    load,
-    open_job,
-    prompt,
-)
+from tests.unit.target_service.step.test_step import LARGE, NUM_PROMPT, SMALL, Target, load, open_job, prompt
 
 HEAD, OTHER = b"a head", b"another head"
 WIDTH = 4

@@ -90,6 +90,11 @@ class Target:
             self.stream(stream).reply(spec.digest, REFUSED, error.message)
         return self.replies.get(stream, [(None, "")])[-1][0]
 
+    def send(self, stream: int, data: bytes, digest: bytes | None = None) -> None:
+        """Register a head and send the whole of its map."""
+        self.register(stream, data, digest=digest or digest_of(data))
+        self.piece(stream, data, 0, len(data), digest)
+
     def piece(self, stream: int, data: bytes, start: int, end: int, digest: bytes | None = None) -> None:
         digest = digest_of(data) if digest is None else digest
         message = tpb.HeadWeights(digest=digest, offset=start, data=data[start:end])
@@ -151,10 +156,13 @@ async def test_two_that_send_the_same_at_once_end_with_one_copy() -> None:
     assert target.jobs[1:] == [digest_of(data)]
 
 
-async def test_a_head_of_more_bytes_than_may_be_held_is_refused_before_it_is_sent() -> None:
+@pytest.mark.parametrize(("num_bytes", "why"), [(0, "num_bytes 0, must have at least 1"), (2**64 - 1, "at most 16 of")])
+async def test_a_head_of_no_bytes_or_more_than_may_be_held_is_refused_before_it_is_sent(
+    num_bytes: int, why: str
+) -> None:
     target = Target()
-    assert target.register(1, map_of(), num_bytes=2**64 - 1) is REFUSED
-    assert "at most 16 of" in await target.refused()
+    assert target.register(1, map_of(), num_bytes=num_bytes) is REFUSED
+    assert why in await target.refused()
 
 
 async def test_a_target_without_features_refuses_every_head() -> None:
@@ -194,12 +202,6 @@ async def test_weights_that_break_a_rule(pieces: list[tuple[int, int]], why: str
     assert target.replies[1][-1] == (READY, ""), "it may be tried again"
 
 
-async def test_a_head_without_weights_is_refused_at_once() -> None:
-    target = Target()
-    assert target.register(1, map_of(), num_bytes=0) is REFUSED
-    assert "num_bytes 0, must have at least 1" in await target.refused()
-
-
 async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     target, data = Target(), map_of()
     target.register(1, data, num_bytes=30)
@@ -225,17 +227,14 @@ async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyP
 )
 async def test_maps_that_are_none_of_this_target(data: bytes, why: str) -> None:
     target = Target()
-    target.register(1, data)
-    target.piece(1, data, 0, len(data))
+    target.send(1, data)
     assert why in await target.refused()
     assert not target.jobs
 
 
 async def test_weights_of_another_digest() -> None:
-    target, data = Target(), map_of()
-    other = digest_of(map_of(seed=1))
-    target.register(1, data, digest=other)
-    target.piece(1, data, 0, len(data), digest=other)
+    target, other = Target(), digest_of(map_of(seed=1))
+    target.send(1, map_of(), other)
     assert f"not {other.hex()}" in await target.refused()
     assert not target.jobs
 
@@ -274,8 +273,7 @@ async def test_maps_and_what_is_tapped_for_them_take_no_more_than_is_spare() -> 
     room = 2 * num_bytes + 3 * tap_bytes
     target = Target(spare=SpareMemory(room, tap_bytes))
     for stream, data in ((1, first), (2, second)):
-        target.register(stream, data)
-        target.piece(stream, data, 0, len(data))
+        target.send(stream, data)
         await target.until(lambda: not target.heads._uploads)
     assert target.register(3, map_of(seed=2)) is REFUSED
     why = target.replies[3][-1][1]
@@ -326,8 +324,7 @@ async def test_a_fault_of_the_target_refuses_the_head_and_leaves_nothing(
 
 async def test_a_stream_that_ends_while_its_map_is_read_leaves_nothing() -> None:
     target, data = Target(), map_of()
-    target.register(1, data)
-    target.piece(1, data, 0, len(data))
+    target.send(1, data)
     reading = target.heads._uploads[target.stream(1)].reading  # type: ignore[index]
     target.gone(1)
     await asyncio.gather(reading, return_exceptions=True)

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from target_service.leases.hold import PendingDraft
-from tests.unit.target_service.drafting.steps import budget, lease
-
-
-def pending(lease: Any, prob: float) -> PendingDraft:
-    return PendingDraft(lease, lease.first, prob)
+from tests.unit.target_service.drafting.steps import budget, lease, pending
 
 
 class TestHold:

@@ -256,26 +256,15 @@ class Robbed(Foretold):
         return super().step()
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_a_search_outlives_its_slots_memory(folder: str, runner: ModelRunner, prefix_caching: bool) -> None:
-    known = plain_levels(runner)
-    target = Robbed(runner, speculation=Speculation(2, 16), dice=random.Random(1), wrong=0.1)
-    target.pool.prefix.enabled = prefix_caching
-    target.known = known
-    for beams, slot in SEARCHES:
-        target.search(slot, prompt(slot), params(beams))
-    expected = {slot: by_transformers(folder, tuple(prompt(slot)), beams, MAX_TOKENS) for beams, slot in SEARCHES}
-    assert target.finish() == expected
-
-
-@pytest.mark.parametrize("max_draft_tokens", [0, 16])
+@pytest.mark.parametrize(("max_draft_tokens", "prefix_caching"), [(0, True), (16, True), (16, False)])
 def test_what_was_lost_is_fed_again_in_pieces(
-    folder: str, runner: ModelRunner, max_draft_tokens: int, monkeypatch: pytest.MonkeyPatch
+    folder: str, runner: ModelRunner, max_draft_tokens: int, prefix_caching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a prompt is: no step feeds more of one search, its drafts apart."""
     most, known = MAX_NARROW, plain_levels(runner)  # so many ride along in any step
     monkeypatch.setattr("tests.unit.target_service.step.test_step.MAX_PREFILL", most)
     target = Robbed(runner, speculation=Speculation(2, max_draft_tokens), dice=random.Random(1), wrong=0.1)
+    target.pool.prefix.enabled = prefix_caching
     target.known = known
     forward, rows = runner.forward, list[Row]()
 

@@ -79,8 +79,7 @@ def test_rows_beside_of_which_a_step_has_no_drafts_are_worth_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held_from_s", "wait_us", "queue_us"),
-    [(None, 0, 4_000_000), (8.5, 1_500_000, 2_500_000), (11.0, 0, 4_000_000)],
+    ("held_from_s", "wait_us", "queue_us"), [(None, 0, 4_000_000), (8.5, 1_500_000, 2_500_000), (11.0, 0, 4_000_000)]
 )
 def test_the_time_that_a_slot_was_held_is_no_time_in_the_queue(
     held_from_s: float | None, wait_us: int, queue_us: int

@@ -1,7 +1,5 @@
 """Bodies of Anthropic's Messages API."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tools of the Responses API that this server has not."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.api.layers.responses_schemas import ResponsesBody

@@ -1,7 +1,5 @@
 """Prompts that bodies of every endpoint become."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel

@@ -1,7 +1,5 @@
 """Fields that are ignored."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Parts of contents beside text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -2,22 +2,12 @@
 refused by name. Each case is the body of a request, and the prompt that it makes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from outrider.wire.errors import InvalidRequest
-from tests.unit.gateway.api.schemas.prompts_of import (
-    SCHEMA,
-    USER,
-    called,
-    chat_of,
-    prompt_of,
-    result,
-    said,
-)
+from tests.unit.gateway.api.schemas.prompts_of import SCHEMA, USER, called, chat_of, prompt_of, result, said
 
 
 @pytest.mark.parametrize(

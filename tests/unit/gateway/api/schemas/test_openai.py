@@ -1,7 +1,5 @@
 """Bodies to Demands: defaults, odd forms, and a document that lists exactly what is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Errors of a body name the parameter as its caller writes it, and quote no more than they must."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

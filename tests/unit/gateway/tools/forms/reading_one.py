@@ -1,7 +1,5 @@
 """One call, read by its form alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

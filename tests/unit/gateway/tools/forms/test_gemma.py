@@ -1,7 +1,5 @@
 """Calls as Gemma writes them."""
 
-from __future__ import annotations
-
 import pytest
 from jinja2 import Environment
 

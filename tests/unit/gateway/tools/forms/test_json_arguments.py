@@ -1,7 +1,5 @@
 """Calls whose name stands in front of their arguments."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.tools.cursor import NotACall

@@ -1,7 +1,5 @@
 """Calls that are one JSON object."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.tools.call_families import JSON, LLAMA3, CallFamily

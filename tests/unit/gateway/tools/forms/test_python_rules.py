@@ -1,7 +1,5 @@
 """The grammar of a Python call takes arguments of the schema in their order, and no others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls that are Python."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.tools.cursor import NotACall

@@ -1,7 +1,5 @@
 """Values that are written as plain text have the type that the schema says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls whose parameters stand between tags."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What is offered follows from what the workers say of themselves."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from gateway.workers.drafts.capabilities import offered_drafters, why_no_beams, why_no_trees

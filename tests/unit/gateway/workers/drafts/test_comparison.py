@@ -1,7 +1,5 @@
 """Two tokenizers are compared in a process of their own, which really runs here."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What of drafts a gateway's settings leave to requests."""
 
-from __future__ import annotations
-
 from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.workers.drafts.draft_limits import speculation_of
 from outrider.wire.requests.drafters import Drafter

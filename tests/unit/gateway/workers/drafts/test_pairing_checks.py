@@ -1,7 +1,5 @@
 """A draft is paired with each target once for each life of the two, and a refusal is repeated when it is asked for."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Coroutine

@@ -1,7 +1,5 @@
 """What a later target of a pool must be."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.workers.drafts.reference_target import ReferenceTarget

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ import pytest
 from outrider.v1 import common_pb2
 from outrider.wire import errors
 from outrider.wire.requests.speculation import num_draft_tokens_from_proto
-from tests.unit.outrider.cli.generate.typed import outrider
+from tests.unit.outrider.cli.generate.typed import RUN, outrider
 from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, failing, hanging
-
-RUN = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(gateway: ScriptedGateway) -> None:

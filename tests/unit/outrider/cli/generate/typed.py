@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
+
+RUN = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
 
 
 def outrider(*args: str, stdin: str | None = None, colour: bool = False):

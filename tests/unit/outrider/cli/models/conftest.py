@@ -9,11 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from tests.hub_mirror import Mirror, mirroring
-from tests.unit.outrider.cli.models.pulled import (
-    MODEL,
-    NEEDED,
-    OTHER_FORMS,
-)
+from tests.unit.outrider.cli.models.pulled import MODEL, NEEDED, OTHER_FORMS
 
 
 @pytest.fixture

@@ -12,16 +12,7 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.cli.models import hub
 from tests.hub_mirror import COMMIT, Mirror
-from tests.unit.outrider.cli.models.pulled import (
-    INDEX,
-    MODEL,
-    NEEDED,
-    SHARDS,
-    SMALL,
-    held,
-    pulled,
-    refused,
-)
+from tests.unit.outrider.cli.models.pulled import INDEX, MODEL, NEEDED, SHARDS, SMALL, held, pulled, refused
 
 
 def test_the_cache_gets_what_is_served_and_nothing_twice(mirror: Mirror, tmp_path: Path) -> None:

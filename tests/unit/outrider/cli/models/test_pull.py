@@ -12,15 +12,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.main import app
 from tests.hub_mirror import COMMIT, Mirror
-from tests.unit.outrider.cli.models.pulled import (
-    INDEX,
-    MODEL,
-    NEEDED,
-    SHARDS,
-    held,
-    pulled,
-    refused,
-)
+from tests.unit.outrider.cli.models.pulled import INDEX, MODEL, NEEDED, SHARDS, held, pulled, refused
 
 
 def test_a_folder_of_ones_own_of_another_revision(mirror: Mirror, tmp_path: Path) -> None:

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    Gemma3TextConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-)
+from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 
 from outrider.engine.architectures.context import context_limit_of
 from outrider.engine.step_plan import Row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +26,12 @@ TARGET = Path(__file__).parents[5] / "models" / "demo" / "target"
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
 """Largest difference, as a share of the largest logit. transformers rounds more in bfloat16 than we do."""
 VOCAB_SIZE = 97
-BASE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+BASE: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2}
+BASE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+BASE |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 32,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
@@ -87,15 +73,8 @@ def model_of(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 def runner_of(model: PreTrainedModel, num_blocks: int = 256, context: int | None = None) -> ModelRunner:
     limit = context or model.config.max_position_embeddings
-    facts = ModelFacts(
-        model_id="tiny",
-        vocab_size=model.config.vocab_size,
-        context_limit=limit,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device="cpu",
-        eos_token_ids=(0,),
-        num_parameters=0,
-    )
+    dtype = str(model.dtype).removeprefix("torch.")
+    facts = ModelFacts("tiny", model.config.vocab_size, limit, dtype, "cpu", (0,), 0)
     return ModelRunner(FusedPath(model, facts), facts, KVPool(num_blocks, 16), torch.device("cpu"))
 
 
@@ -205,25 +184,21 @@ def test_the_same_bits_in_other_families(name: str, dtype: torch.dtype) -> None:
     ("name", "dtype"),
     [("the demo target", torch.float32), ("the demo target", torch.bfloat16), ("gemma3", torch.float32)],
 )
-def test_the_same_bits_with_any_number_of_threads(name: str, dtype: torch.dtype, texts: list[list[int]]) -> None:
-    model, before, results = target(dtype), torch.get_num_threads(), []
+def test_the_same_bits_with_any_number_of_threads(
+    name: str, dtype: torch.dtype, texts: list[list[int]], set_threads: Callable[[int], None]
+) -> None:
+    model, results = target(dtype), []
     if name != "the demo target":
         model, texts = model_of(name, dtype), [some_ids(90 + 5 * i, VOCAB_SIZE, i) for i in range(4)]
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            runner = runner_of(model, num_blocks=512)
-            results.append(torch.cat(logits_of(runner, texts[:4], [64, 6])))
-    finally:
-        torch.set_num_threads(before)
+    for num_threads in (1, 2, 3):
+        set_threads(num_threads)
+        runner = runner_of(model, num_blocks=512)
+        results.append(torch.cat(logits_of(runner, texts[:4], [64, 6])))
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
 LONG = {"max_position_embeddings": 2048, "num_key_value_heads": 1}
-LONG_FAMILIES = {
-    "llama": ("llama", LONG),
-    "gemma3": ("gemma3_text", {**GEMMA3, **LONG, "sliding_window": 700}),
-}
+LONG_FAMILIES = {"llama": ("llama", LONG), "gemma3": ("gemma3_text", {**GEMMA3, **LONG, "sliding_window": 700})}
 """Of one key and value head, so that threads share its keys."""
 
 
@@ -234,43 +209,39 @@ def long_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", LONG_FAMILIES)
-def test_keys_shared_by_threads_give_the_bits_of_one_thread(name: str, dtype: torch.dtype) -> None:
+def test_keys_shared_by_threads_give_the_bits_of_one_thread(
+    name: str, dtype: torch.dtype, set_threads: Callable[[int], None]
+) -> None:
     """A long row is shared when it is alone, and not among as many as the threads."""
-    model, before = long_model(name, dtype), torch.get_num_threads()
+    model = long_model(name, dtype)
     texts = [some_ids(1540 - 11 * i, VOCAB_SIZE, i) for i in range(7)]
-    try:
-        torch.set_num_threads(1)
-        whole = logits_of(runner_of(model, num_blocks=1024), texts[:1], [len(texts[0])])[0]
-        for num_threads in (2, 3):
-            torch.set_num_threads(num_threads)
-            runner = runner_of(model, num_blocks=1024)
-            for batch, widths in ((1, [1020, 1, 6]), (1, [1530, 5]), (2, [500, 30]), (7, [1500, 6])):
-                assert torch.equal(logits_of(runner, texts[:batch], widths)[0], whole), (num_threads, batch, widths)
-    finally:
-        torch.set_num_threads(before)
+    set_threads(1)
+    whole = logits_of(runner_of(model, num_blocks=1024), texts[:1], [len(texts[0])])[0]
+    for num_threads in (2, 3):
+        set_threads(num_threads)
+        runner = runner_of(model, num_blocks=1024)
+        for batch, widths in ((1, [1020, 1, 6]), (1, [1530, 5]), (2, [500, 30]), (7, [1500, 6])):
+            assert torch.equal(logits_of(runner, texts[:batch], widths)[0], whole), (num_threads, batch, widths)
     expected = truth_of(model)(texts[0])  # [T, V]
     assert float((whole - expected).abs().max() / expected.abs().max()) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("num_ids", [505, 512, 1300])
-def test_a_tree_behind_shared_keys_has_the_bits_of_its_chains(num_ids: int) -> None:
+def test_a_tree_behind_shared_keys_has_the_bits_of_its_chains(num_ids: int, set_threads: Callable[[int], None]) -> None:
     """Its chains may reach over the end of what one thread takes: 512 keys."""
-    model, before = long_model("gemma3", torch.float32), torch.get_num_threads()
-    try:
-        for num_threads in (1, 2):
-            torch.set_num_threads(num_threads)
-            runner = runner_of(model, num_blocks=512)
-            runner.tree_refusal = None
-            ids, nodes = some_ids(num_ids, VOCAB_SIZE, 1), some_ids(36, VOCAB_SIZE, 2)
-            tree = Grown(runner, runner.pool.new_table(), ids, nodes, [*range(-1, 23), *(i // 2 for i in range(12))])
-            runner.forward([Row.of(tree.table, ids, 0, 0)])
-            logits = torch.cat([runner.forward([tree.row(0, 20)]), runner.forward([tree.row(20, 36)])])  # [36, V]
-            for leaf in tree.leaves():
-                chain = tree.chain_to(leaf)
-                expected = logits_of(runner, [chain], [len(chain)])[0][num_ids:]
-                assert torch.equal(logits[tree.path_to(leaf)], expected), (num_threads, leaf)
-    finally:
-        torch.set_num_threads(before)
+    model = long_model("gemma3", torch.float32)
+    for num_threads in (1, 2):
+        set_threads(num_threads)
+        runner = runner_of(model, num_blocks=512)
+        runner.tree_refusal = None
+        ids, nodes = some_ids(num_ids, VOCAB_SIZE, 1), some_ids(36, VOCAB_SIZE, 2)
+        tree = Grown(runner, runner.pool.new_table(), ids, nodes, [*range(-1, 23), *(i // 2 for i in range(12))])
+        runner.forward([Row.of(tree.table, ids, 0, 0)])
+        logits = torch.cat([runner.forward([tree.row(0, 20)]), runner.forward([tree.row(20, 36)])])  # [36, V]
+        for leaf in tree.leaves():
+            chain = tree.chain_to(leaf)
+            expected = logits_of(runner, [chain], [len(chain)])[0][num_ids:]
+            assert torch.equal(logits[tree.path_to(leaf)], expected), (num_threads, leaf)
 
 
 def test_a_tied_embedding_is_held_once() -> None:
@@ -313,28 +284,21 @@ def test_a_token_outside_the_vocabulary_is_named_and_changes_nothing(bad: int) -
     assert step(runner, [(a, 26, 6)]) < TOLERANCE[torch.float32]
 
 
-def test_a_path_that_is_dropped_ends_its_threads() -> None:
-    before_threads, before = torch.get_num_threads(), len(list(Path("/proc/self/task").iterdir()))
-    torch.set_num_threads(3)
-    try:
-        runner = runner_of(model_of("llama"))
-        logits_of(runner, [some_ids(40, VOCAB_SIZE, 1)], [40])
-        during = len(list(Path("/proc/self/task").iterdir()))
-        del runner
-    finally:
-        torch.set_num_threads(before_threads)
+def test_a_path_that_is_dropped_ends_its_threads(set_threads: Callable[[int], None]) -> None:
+    before = len(list(Path("/proc/self/task").iterdir()))
+    set_threads(3)
+    runner = runner_of(model_of("llama"))
+    logits_of(runner, [some_ids(40, VOCAB_SIZE, 1)], [40])
+    during = len(list(Path("/proc/self/task").iterdir()))
+    del runner
     assert during >= before + 2
     assert len(list(Path("/proc/self/task").iterdir())) <= during - 2
 
 
-def test_an_idle_path_burns_no_processor_time() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        runner = runner_of(model_of("llama"))
-        logits_of(runner, [some_ids(40, VOCAB_SIZE, 1)], [40])
-    finally:
-        torch.set_num_threads(before)
+def test_an_idle_path_burns_no_processor_time(set_threads: Callable[[int], None]) -> None:
+    set_threads(3)
+    runner = runner_of(model_of("llama"))
+    logits_of(runner, [some_ids(40, VOCAB_SIZE, 1)], [40])
     time.sleep(0.05)  # longer than a thread spins
     begin = time.process_time()
     time.sleep(0.5)

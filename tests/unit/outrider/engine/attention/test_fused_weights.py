@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig
 
-from outrider.engine.attention.fused_weights import MIN_TABLE_BYTES, FusedShape, pack_weights
+from outrider.engine.attention.fused_weights import FusedShape
 from outrider.engine.errors import PathUnavailable
 from outrider.engine.model_facts import ModelFacts
 from tests.tiny_models import random_model
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
+SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
 FACTS = ModelFacts("m", 97, 128, "float32", "cpu", (0,), 1, num_lookahead=3)
 
 
@@ -46,12 +38,3 @@ def test_weights_of_two_dtypes_are_refused(name: str) -> None:
     weight.data = weight.data.to(torch.bfloat16)
     with pytest.raises(PathUnavailable, match="whole weights of one dtype, or int8"):
         FusedShape.of(model, model.model, FACTS)
-
-
-def test_rotary_tables_that_outweigh_the_weights_are_refused() -> None:
-    """A row of heads of 16 columns has 64 bytes."""
-    model = random_model(LlamaConfig(**SIZES), seed=1)
-    most = MIN_TABLE_BYTES // 64
-    shape = replace(FusedShape.of(model, model.model, FACTS), context=most + 1)
-    with pytest.raises(PathUnavailable, match=f"64 MiB of rotary tables for a context of {most + 1} tokens"):
-        pack_weights(model.model, model.lm_head, shape)

@@ -5,6 +5,7 @@ Every architecture's taps are in test_architectures.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -162,23 +163,21 @@ def test_taps_change_no_bit_of_the_logits_and_leave_nothing_behind(path: str) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_fused_features_have_the_same_bits_with_any_number_of_threads(dtype: torch.dtype) -> None:
+def test_fused_features_have_the_same_bits_with_any_number_of_threads(
+    dtype: torch.dtype, set_threads: Callable[[int], None]
+) -> None:
     """More tokens than a piece of work copies, so that threads share them."""
-    before, found = torch.get_num_threads(), list[Tensor]()
-    ids = some_ids(120, VOCAB_SIZE, 1)
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            runner = runner_of("fused", "odd sizes", dtype)
-            runner.set_taps([0, 1, 2, 3, NORMED])
-            for cuts in ([120], [50, 5, 1, 64]):
-                table, parts, end = runner.pool.new_table(), list[Tensor](), 0
-                for cut in cuts:
-                    parts += given(runner, [Row.of(table, ids[: end + cut], end, 1)])
-                    end += cut
-                found.append(torch.cat(parts))
-    finally:
-        torch.set_num_threads(before)
+    found, ids = list[Tensor](), some_ids(120, VOCAB_SIZE, 1)
+    for num_threads in (1, 2, 3):
+        set_threads(num_threads)
+        runner = runner_of("fused", "odd sizes", dtype)
+        runner.set_taps([0, 1, 2, 3, NORMED])
+        for cuts in ([120], [50, 5, 1, 64]):
+            table, parts, end = runner.pool.new_table(), list[Tensor](), 0
+            for cut in cuts:
+                parts += given(runner, [Row.of(table, ids[: end + cut], end, 1)])
+                end += cut
+            found.append(torch.cat(parts))
     assert all(torch.equal(one, found[0]) for one in found)
 
 

@@ -28,17 +28,8 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, UncachedModel]:
     """A tiny Llama, accepted by the self-test on the flash path."""
     folder = tiny_llama(tmp_path_factory.mktemp("gpu"), hidden_size=128, sharpness=3.0, context=1024)
-    runner = load_runner(
-        TargetConfig(
-            model=folder,
-            device="cuda",
-            dtype="bfloat16",
-            kv_cache_tokens=64 * 256,
-            max_slots=MAX_ROWS,
-            context_limit=None,
-            attention_path="flash",
-        )
-    )
+    flash = {"device": "cuda", "dtype": "bfloat16", "attention_path": "flash"}
+    runner = load_runner(TargetConfig(model=folder, kv_cache_tokens=64 * 256, max_slots=MAX_ROWS, **flash))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda").eval()
     return runner, UncachedModel(model)
 

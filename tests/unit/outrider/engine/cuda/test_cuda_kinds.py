@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,10 @@ from tests.unit.outrider.engine.cuda.cuda_cases import (
     rounds,
 )
 from tests.unit.outrider.engine.cuda.cuda_pair import Pair
-from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda, fake_cuda
+from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda
 
 SIZES: dict[str, Any] = {"max_slots": 4, "context_limit": 256}
 FEATURES = ("features:_project",)
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[FakeCuda]:
-    with fake_cuda() as device:
-        yield device
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +84,7 @@ def test_heads_draft(device: FakeCuda, target: str, tmp_path: Path, monkeypatch:
     assert type(pair.draft.worker._drafter).__name__ == drafter
     assert isinstance(pair.test_wiring(), WiringScores)
     take_rounds(
-        device,
-        pair,
-        Case("growing, greedy", GREEDY, GROWING, later=FEATURES),
-        Case("T = 1", DRAWN, later=FEATURES),
+        device, pair, Case("growing, greedy", GREEDY, GROWING, later=FEATURES), Case("T = 1", DRAWN, later=FEATURES)
     )
 
 
@@ -148,16 +139,8 @@ def test_steps_on_the_flash_path_are_captured(
     if refusal is not None:
         pytest.skip(refusal)
     draft = perturbed_copy(target, tmp_path / "draft", 0.2)
-    pair = Pair(
-        monkeypatch,
-        draft,
-        target,
-        device="cuda",
-        dtype="bfloat16",
-        attention_path="flash",
-        kv_cache_tokens=16 * 256,
-        **SIZES,
-    )
+    flash = {"device": "cuda", "dtype": "bfloat16", "attention_path": "flash", "kv_cache_tokens": 16 * 256}
+    pair = Pair(monkeypatch, draft, target, **flash, **SIZES)
     assert pair.target.worker._runner.path._graphs.shapes
     take_rounds(device, pair, Case("greedy", GREEDY), Case("T = 1", DRAWN), Case("coupled", COUPLED))
 

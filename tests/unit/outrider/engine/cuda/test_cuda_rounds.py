@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.outrider.engine.cuda.cuda_cases import GREEDY, MODEL_CASES, NONE, Case, check, opened, rounds
 from tests.unit.outrider.engine.cuda.cuda_pair import Pair, tiny_pair
-from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda, fake_cuda
+from tests.unit.outrider.engine.cuda.fake_cuda import FakeCuda
 
 SIZES = {"max_slots": 4, "context_limit": 256}
 
@@ -22,12 +22,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def on_cpu(models: tuple[str, str]) -> Iterator[Pair]:
     with pytest.MonkeyPatch.context() as patch:
         yield Pair(patch, *models, device="cpu", attention_path="paged", **SIZES)
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[FakeCuda]:
-    with fake_cuda() as device:
-        yield device
 
 
 @pytest.fixture(scope="module")

@@ -32,17 +32,7 @@ Change = Callable[[Path], object]
 
 
 def load_dense(folder: Path) -> Any:
-    return load_runner(
-        TargetConfig(
-            model=str(folder),
-            device="cpu",
-            dtype="float32",
-            kv_cache_tokens=256,
-            max_slots=2,
-            context_limit=None,
-            attention_path="dense",
-        )
-    )
+    return load(folder, kv_cache_tokens=256, attention_path="dense")
 
 
 def refusal(read: Callable[[], object]) -> str:

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import (
-    AutoTokenizer,
-)
+from transformers import AutoTokenizer
 
 from gateway.tokenizer import Tokenizer
 from outrider.engine.files.tokenizer_files import tokenizer_files

@@ -32,8 +32,7 @@ def test_its_tokenizer_is_the_folders_own(file: str, plain: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut", "pieces"),
-    [("gpt-2", ["Ab", "12"]), ("smollm", ["Ab", "1", "2"]), ("llama-bpe", ["</s>", "Ab", "12"])],
+    ("cut", "pieces"), [("gpt-2", ["Ab", "12"]), ("smollm", ["Ab", "1", "2"]), ("llama-bpe", ["</s>", "Ab", "12"])]
 )
 def test_a_text_is_cut_as_the_file_defines(cut: str, pieces: list[str], tmp_path: Path) -> None:
     wide = tiny_llama(tmp_path / "wide", vocab_size=4000)  # digits are joined in tokens

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForSeq2SeqLM,
-)
+from transformers import AutoModelForSeq2SeqLM
 
 from outrider.engine.loading.loader import check_weights, read_config
 from outrider.wire.errors import ConfigError

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gateway.tokenizer import Tokenizer
 from outrider.engine.files import tokenizer_files as tokenizer_files_module

@@ -19,16 +19,8 @@ from transformers import CONFIG_MAPPING
 from tests.tiny_models import random_model, save
 from tests.unit.outrider.engine.heads.layouts import LAYERS, SHAPE, VOCAB, WIDTH, Carrying, Draws, write
 
-ROUTED: dict[str, Any] = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 24,
-    "routed_scaling_factor": 1.5,
-    "first_k_dense_replace": 1,
-}
+ROUTED: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1}
+ROUTED |= {"topk_group": 1, "moe_intermediate_size": 24, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},

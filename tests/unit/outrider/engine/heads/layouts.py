@@ -19,16 +19,9 @@ from tests.tiny_models import random_model, save
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, DRAFT_VOCAB = 8, 64, 4, 2, 16, 96, 97, 31
 """n, d = dt, H, KV, hd, ffn, V, Vd."""
 EPS = 1e-5
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "intermediate_size": FFN,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_DIM,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": EPS,
-}
+SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": FFN, "rms_norm_eps": EPS}
+SHAPE |= {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM}
+SHAPE |= {"max_position_embeddings": 128}
 
 
 def target(folder: Path, vocab_size: int = VOCAB, **more: Any) -> str:

@@ -78,11 +78,7 @@ def read_glance(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 # The row.
 
 GLANCE = HeadKind(
-    name="glance",
-    label="glance heads",
-    network=GlanceHead,
-    read=read_glance,
-    signs={"architectures": "GlanceHead"},
+    name="glance", label="glance heads", network=GlanceHead, read=read_glance, signs={"architectures": "GlanceHead"}
 )
 
 # The test.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
@@ -18,7 +17,7 @@ from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.step_plan import Row
 from tests.unit.outrider.engine.heads.block_layouts import BLOCK, MASK, RANK, BlockHead
 from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, VOCAB, WIDTH, hidden_states
-from tests.unit.outrider.engine.heads.test_dflash import BASE, NUM, TOLERANCE, Case, Served, difference
+from tests.unit.outrider.engine.heads.test_dflash import BASE, NUM, TOLERANCE, Case, Served, difference, made
 
 ANCHOR, PATH = 7, [32, 38, 46, 26]
 OWN: dict[str, Any] = {"leaves_out": (), "from_anchor": True}
@@ -29,15 +28,8 @@ SPECFORGE: dict[str, Any] = {
     "block_size": BLOCK,
     "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 5], "projector_type": "dspark", **SPARK},
 }
-DEEPSPEC: dict[str, Any] = {
-    **BASE,
-    "architectures": ["Qwen3DSparkModel"],
-    "block_size": BLOCK,
-    "mask_token_id": MASK,
-    "target_layer_ids": [-1, 7],
-    "num_anchors": 512,
-    **SPARK,
-}
+DEEPSPEC: dict[str, Any] = {**BASE, **SPARK, "architectures": ["Qwen3DSparkModel"], "block_size": BLOCK}
+DEEPSPEC |= {"mask_token_id": MASK, "target_layer_ids": [-1, 7], "num_anchors": 512}
 
 
 def apart(kind: str) -> dict[str, Any]:
@@ -75,16 +67,7 @@ CASES = {
     "DeepSpec": Case({**OWN, "markov": "vanilla", "taps": (0, 8)}, DEEPSPEC),
     "no sequential head": Case({**OWN, "taps": (0, 8)}, {**DEEPSPEC, "markov_rank": 0}),
 }
-CONFIDENCE = {
-    "confidence_head.proj.weight": torch.ones(1, WIDTH + RANK),
-    "confidence_head.proj.bias": torch.ones(1),
-}
-
-
-def made(case: Case, target_folder: str) -> BlockHead:
-    head = BlockHead(**case.head)
-    head.adopt(load_file(Path(target_folder) / "model.safetensors"))
-    return head
+CONFIDENCE = {"confidence_head.proj.weight": torch.ones(1, WIDTH + RANK), "confidence_head.proj.bias": torch.ones(1)}
 
 
 def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:

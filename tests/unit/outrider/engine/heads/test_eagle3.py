@@ -6,6 +6,7 @@ Everything runs in float64 and ends in float32, hence the tolerance.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -311,25 +312,24 @@ def test_the_fused_path_follows_what_is_decided_or_swapped(target_folder: str, t
     assert all(difference(found[0], found[i]) > CLEAR for i in (1, 2, 4))
 
 
-def test_fused_heads_have_the_same_bits_however_rows_are_cut(target_folder: str, tmp_path: Path) -> None:
+def test_fused_heads_have_the_same_bits_however_rows_are_cut(
+    target_folder: str, tmp_path: Path, set_threads: Callable[[int], None]
+) -> None:
     skip_without_library()
-    files, before, seen = read(CASES["speculators"], target_folder, tmp_path), torch.get_num_threads(), list[Tensor]()
+    files, seen = read(CASES["speculators"], target_folder, tmp_path), list[Tensor]()
     ids, features = PROMPT * 6, torch.randn(48, WIDTH, generator=torch.Generator().manual_seed(1))
-    try:
-        for num_threads in (1, 3):
-            torch.set_num_threads(num_threads)
-            served = Served(files, torch.float32)
-            for cuts in ([48], [1, 20, 7, 20]):
-                table, first, parts = served.runner.pool.new_table(), 0, list[Tensor]()
-                for cut in cuts:
-                    end = first + cut
-                    row = Row(table, ids[first:end], first, cut, ids, features=features[first:end])
-                    parts.append(torch.cat([served.runner.forward([row]), served.path.hidden], dim=1))
-                    first = end
-                seen.append(torch.cat(parts))
-                table.free()
-    finally:
-        torch.set_num_threads(before)
+    for num_threads in (1, 3):
+        set_threads(num_threads)
+        served = Served(files, torch.float32)
+        for cuts in ([48], [1, 20, 7, 20]):
+            table, first, parts = served.runner.pool.new_table(), 0, list[Tensor]()
+            for cut in cuts:
+                end = first + cut
+                row = Row(table, ids[first:end], first, cut, ids, features=features[first:end])
+                parts.append(torch.cat([served.runner.forward([row]), served.path.hidden], dim=1))
+                first = end
+            seen.append(torch.cat(parts))
+            table.free()
     assert all(torch.equal(one, seen[0]) for one in seen)
 
 

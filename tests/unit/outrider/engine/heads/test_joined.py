@@ -21,12 +21,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 from tests.unit.outrider.engine.heads.joined_layouts import CASES, Made, eagle1, in_target
 from tests.unit.outrider.engine.heads.layouts import LAYERS
-from tests.unit.outrider.engine.heads.test_eagle3 import (
-    TOLERANCE,
-    Served,
-    difference,
-    expected,
-)
+from tests.unit.outrider.engine.heads.test_eagle3 import TOLERANCE, Served, difference, expected
 from tests.unit.outrider.engine.heads.test_wiring import NUM_TOKENS, seen_with
 
 

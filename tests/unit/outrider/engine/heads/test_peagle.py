@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from torch import Tensor
 from draft_service.drafters.block_drafter import MaskDrafter
 from draft_service.drafters.feeding import Feeder
 from draft_service.drafters.loading import HeadState, load_draft
-from draft_service.slot_jobs import FeaturesJob
 from draft_service.slots.head_slot import HeadSlot
 from outrider.engine.attention.forward_path import BLOCK_SIZE
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
@@ -33,15 +31,7 @@ from outrider.engine.worker.slots import SlotTable
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.telemetry.metrics import WorkerMetrics
 from tests.unit.draft_service.drafters.test_block_drafter import Draft
-from tests.unit.outrider.engine.heads.layouts import (
-    DRAFT_VOCAB,
-    LAYERS,
-    SHAPE,
-    VOCAB,
-    WIDTH,
-    Eagle3,
-    hidden_states,
-)
+from tests.unit.outrider.engine.heads.layouts import DRAFT_VOCAB, LAYERS, SHAPE, VOCAB, WIDTH, Eagle3, hidden_states
 from tests.unit.outrider.engine.heads.test_eagle3 import PROMPT, TOLERANCE, difference
 from tests.unit.outrider.engine.heads.test_wiring import NUM_TOKENS, seen_with
 
@@ -170,8 +160,7 @@ class TestDrafter:
         return Draft(make, self.table, VOCAB, LONG)
 
     def send(self, draft: Draft, start: int, end: int, request_id: int = 1) -> None:
-        bits = ROWS[start:end].view(torch.int16).numpy().view(np.uint16)
-        draft.grower.handle(FeaturesJob(1, 0, start, bits, lambda: None, request_id))
+        draft.send(ROWS[start:end], start, request_id)
 
     def expected(self, head: Eagle3, committed: list[int], first: int = 1) -> list[int]:
         rows = ROWS[first - 1 : len(committed) - 1].double()

@@ -10,12 +10,5 @@ from outrider.wire.settings.config import TargetConfig
 
 
 def load(model: str, **changes: Any) -> ModelRunner:
-    options: dict[str, Any] = {
-        "device": "cpu",
-        "dtype": "auto",
-        "kv_cache_tokens": None,
-        "max_slots": 2,
-        "context_limit": None,
-        "attention_path": "dense",
-    }
+    options: dict[str, Any] = {"device": "cpu", "max_slots": 2, "attention_path": "dense"}
     return load_runner(TargetConfig(model=model, **{**options, **changes}))

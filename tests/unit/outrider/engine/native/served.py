@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from outrider.engine.loading.loader import load_runner
 from outrider.wire.settings.config import TargetConfig
 
 
 def path_name(model: str, attention_path: str = "auto") -> str:
-    runner = load_runner(
-        TargetConfig(
-            model=model,
-            device="cpu",
-            dtype="float32",
-            kv_cache_tokens=256,
-            max_slots=2,
-            context_limit=None,
-            attention_path=attention_path,
-        )
-    )
-    return runner.path.name
+    settings: dict[str, Any] = {"kv_cache_tokens": 256, "max_slots": 2, "attention_path": attention_path}
+    return load_runner(TargetConfig(model=model, device="cpu", **settings)).path.name

@@ -25,16 +25,9 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def llama(tied: bool = False) -> PreTrainedConfig:
     """As small as a model may be whose weights are still worth packing."""
-    return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=512,
-        intermediate_size=512,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=tied,
-    )
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 1, "max_position_embeddings": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaConfig(vocab_size=VOCAB_SIZE, **sizes, **heads, tie_word_embeddings=tied)
 
 
 def gpt2() -> PreTrainedConfig:

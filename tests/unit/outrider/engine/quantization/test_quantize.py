@@ -109,17 +109,8 @@ def test_a_layer_is_its_rounded_weights_at_every_width(dtype: torch.dtype, num_t
 
 
 def random_model_of_one_size() -> Any:
-    return random_model(
-        LlamaConfig(
-            vocab_size=320,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        ),
-        0,
-    )
+    sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    return random_model(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2), 0)
 
 
 def test_layers_stored_the_other_way_round_and_with_a_bias() -> None:

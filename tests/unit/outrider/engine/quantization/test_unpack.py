@@ -21,8 +21,9 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from tests.packed import FORMATS, pack_folder
 from tests.tiny_models import tiny_llama, write_tokenizer
+from tests.unit.outrider.engine.files.folders import change
 
-IDS = list(range(40, 60))
+IDS, VOCAB_SIZE = list(range(40, 60)), 300
 
 
 def load(folder: Path, **changes: Any) -> ModelRunner:
@@ -36,7 +37,7 @@ def logits(runner: ModelRunner) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(tiny_llama(tmp_path_factory.mktemp("whole"), vocab_size=300, num_layers=1, hidden_size=64))
+    return Path(tiny_llama(tmp_path_factory.mktemp("whole"), vocab_size=VOCAB_SIZE, num_layers=1, hidden_size=64))
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_numbers_without_their_scale_are_no_weights(name: str, missing: str, wha
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("name", "declared", "message"),
     [
         ("gptq", {"bits": 5}, r"qweight of .* is GPTQ of 5 bits, which cannot be unpacked here"),
         ("awq", {"version": "gemv"}, r"qweight of .* is AWQ of 4 bits, version gemv, which cannot be unpacked here"),
@@ -109,75 +110,47 @@ def test_numbers_without_their_scale_are_no_weights(name: str, missing: str, wha
         ("fp8 blocks", {"weight_block_size": [8, 8]}, r"proj.weight cannot be unpacked .* in blocks of 8 x 8"),
     ],
 )
-def test_what_is_not_as_declared_is_refused(name: str, change: dict[str, Any], message: str, folder: Path) -> None:
+def test_what_is_not_as_declared_is_refused(name: str, declared: dict[str, Any], message: str, folder: Path) -> None:
     pack_folder(folder, name)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config["quantization_config"] |= change
-    path.write_text(json.dumps(config))
+    config = json.loads((folder / "config.json").read_text())
+    change(folder / "config.json", quantization_config=config["quantization_config"] | declared)
     with pytest.raises(ConfigError, match=message):
         load(folder)
 
 
-VOCABULARY = 300
-
-
-def load_whole(model: str, **changes: Any) -> ModelRunner:
-    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_slots": 2, "context_limit": None}
-    return load_runner(TargetConfig(model=model, kv_cache_tokens=None, **options | changes))
-
-
 @pytest.fixture
-def unrounded(tmp_path: Path) -> str:
-    return tiny_llama(tmp_path / "whole", vocab_size=VOCABULARY)
-
-
-@pytest.fixture
-def by_torchao(unrounded: str, tmp_path: Path) -> str:
+def by_torchao(whole: Path, tmp_path: Path) -> Path:
     """As transformers saves it, in safetensors."""
     quantization = pytest.importorskip("torchao.quantization", reason="pip install 'outrider[quant]'")
     config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
-    model = AutoModelForCausalLM.from_pretrained(unrounded, quantization_config=config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(whole, quantization_config=config, dtype=torch.float32)
     folder = tmp_path / "torchao"
     model.save_pretrained(folder)
-    write_tokenizer(folder, VOCABULARY)
-    return str(folder)
+    write_tokenizer(folder, VOCAB_SIZE)
+    return folder
 
 
-def test_torchao_weights_are_served_as_they_are(by_torchao: str, unrounded: str) -> None:
-    runner = load_whole(by_torchao)
+def test_torchao_weights_are_served_as_they_are(by_torchao: Path, whole: Path) -> None:
+    runner = load(by_torchao)
     assert runner.facts.quantization == "torchao" and runner.path.name in ("paged", "dense")
-    ids = list(range(40, 80))
-    table = runner.pool.new_table()
-    found = runner.forward([Row.of(table, ids, 0, len(ids))])  # [T, V]
-    own = AutoModelForCausalLM.from_pretrained(by_torchao, dtype=torch.float32)
-    assert torch.allclose(found, UncachedModel(own).forward(ids), atol=1e-3)
-    rounded_from = UncachedModel(AutoModelForCausalLM.from_pretrained(unrounded, dtype=torch.float32)).forward(ids)
+    found = logits(runner)
+    own, rounded_from = (
+        UncachedModel(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)).forward(IDS)
+        for folder in (by_torchao, whole)
+    )
+    assert torch.allclose(found, own, atol=1e-3)
     assert 0 < float((found - rounded_from).abs().max()) < 0.1 * float(rounded_from.abs().max())
 
 
-@pytest.mark.parametrize(
-    ("declared", "message"),
-    [
-        ({"quant_method": "aqlm"}, r"quantised by aqlm, .* cpu: .*aqlm"),
-        ({"quant_method": "hqq"}, r"quantised by hqq, .* cpu: .*hqq"),
-        ({"quant_method": "magic"}, r"quantised by magic, .* cpu: .*magic"),
-    ],
-)
-def test_a_method_that_cannot_be_read_here_is_refused_by_name(
-    unrounded: str, declared: dict[str, object], message: str
-) -> None:
-    declare(unrounded, declared)
-    with pytest.raises(ConfigError, match=message + ".*use a checkpoint that is not quantised"):
-        load_whole(unrounded)
+@pytest.mark.parametrize("method", ["aqlm", "hqq", "magic"])
+def test_a_method_that_cannot_be_read_here_is_refused_by_name(folder: Path, method: str) -> None:
+    change(folder / "config.json", quantization_config={"quant_method": method})
+    message = f"quantised by {method}, .* cpu: .*{method}.*use a checkpoint that is not quantised"
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
 
 
-def test_it_is_not_rounded_a_second_time(unrounded: str) -> None:
-    declare(unrounded, {"quant_method": "gptq", "bits": 4})
+def test_it_is_not_rounded_a_second_time(folder: Path) -> None:
+    change(folder / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(ConfigError, match=r"quantization is .int8. and the weights of .* are quantised by gptq"):
-        load_whole(unrounded, quantization="int8")
-
-
-def declare(model: str, quantization: dict[str, object]) -> None:
-    path = Path(model) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
+        load(folder, quantization="int8")

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from outrider.engine.sampling.penalties import (
-    SamplingState,
-)
+from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.wire.requests.params import SamplingParams
 

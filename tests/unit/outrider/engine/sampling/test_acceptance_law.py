@@ -7,7 +7,7 @@ shared between purposes cannot be seen one function at a time: `simulate` runs r
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from outrider.engine.sampling.noise import NoiseStream, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.token_distribution import TokenDistribution, draw_index
 from outrider.wire.requests.params import SamplingParams
-from tests.law.table import ENUMERATED, Row, enumerated_row
+from tests.law.table import Row, enumerated_row
 from tests.proposals import accept_token, accept_token_one
 from tests.unit.outrider.engine.sampling.drawing import cut_dense, draw, draw_weights
 
@@ -36,17 +36,6 @@ Law = Callable[[tuple[int, ...]], Tensor]
 """Prefix of output tokens -> [V] float32 log-probs."""
 COMPARED: list[Row] = []
 """Laws that the running test has compared in full, for docs/reports/laws.md."""
-
-
-class Recorded:
-    """For tests of sound rules: what they compare is told to pytest."""
-
-    @pytest.fixture(autouse=True)
-    def recorded(self, record_property: Callable[[str, object], None]) -> Iterator[None]:
-        COMPARED.clear()
-        yield
-        for row in COMPARED:
-            record_property(ENUMERATED, row)
 
 
 def bisect(is_below: Callable[[Tensor], Tensor], num: int) -> Tensor:
@@ -324,7 +313,8 @@ def for_a_day(name: str, rounds: type[Round]) -> ParameterSet:
     return pytest.param(name, rounds, marks=[] if every_day else [pytest.mark.slow])
 
 
-class TestExactLaw(Recorded):
+@pytest.mark.usefixtures("recorded")
+class TestExactLaw:
     @pytest.mark.parametrize(("name", "rounds"), list(itertools.starmap(for_a_day, itertools.product(PAIRS, RULES))))
     def test_emitted_tokens_have_the_target_s_distribution(self, name: str, rounds: type[Round]) -> None:
         target, draft = PAIRS[name]
@@ -413,7 +403,8 @@ def lenient(share: float) -> tuple[type[Round], type[Round]]:
     return OnDevice, OneSlot
 
 
-class TestLenience(Recorded):
+@pytest.mark.usefixtures("recorded")
+class TestLenience:
     @pytest.mark.parametrize("where", (0, 1), ids=["device", "host"])
     @pytest.mark.parametrize("share", (0.9, 0.3))
     @pytest.mark.parametrize("name", ["random", "overlapping supports", "truncated draft"])
@@ -441,10 +432,7 @@ VOCAB = 3
 
 
 def simulate(
-    target: Tensor,
-    draft: Tensor,
-    k: int,
-    rule: Callable[..., acceptance.ChainDecisions] = accept_token,
+    target: Tensor, draft: Tensor, k: int, rule: Callable[..., acceptance.ChainDecisions] = accept_token
 ) -> Tensor:
     """Decode LENGTH tokens under NUM_RUNS seeds with the real generator; returns counts [VOCAB ** LENGTH].
 

@@ -22,14 +22,6 @@ BEGUN = {3: (2.0, 1.0), 5: (2.0, 0.0), 9: (1.0, -1.0)}
 """After a prompt of 3 and 5, which are repetitions but no output."""
 
 
-def test_a_token_of_the_output_costs_each_time_and_once_for_being_there() -> None:
-    columns = Columns(PARAMS, [3, 5])
-    assert by_id(columns.after(())) == BEGUN
-    columns.add_output([5, 7])
-    columns.add_output([7])
-    assert by_id(columns.after(())) == BEGUN | {5: (2.0, -0.75), 7: (2.0, -1.25)}
-
-
 def test_draft_tokens_count_in_their_own_branch_alone() -> None:
     columns = Columns(PARAMS, [3, 5])
     columns.add_output([7])
@@ -37,15 +29,6 @@ def test_draft_tokens_count_in_their_own_branch_alone() -> None:
     assert by_id(columns.after((9, 7, 7))) == committed | {7: (2.0, -1.75), 9: (2.0, -1.75)}
     assert by_id(columns.after((8,))) == committed | {8: (2.0, -0.75)}
     assert by_id(columns.after(())) == committed
-
-
-def test_output_that_is_taken_back_has_no_effect() -> None:
-    columns = Columns(PARAMS, [3, 5])
-    columns.add_output([7, 3])
-    columns.forget_output()
-    assert by_id(columns.after(())) == BEGUN | {7: (1.0, 0.0)}
-    columns.add_output([7])
-    assert by_id(columns.after(())) == BEGUN | {7: (2.0, -0.75)}
 
 
 @pytest.mark.parametrize("draft_prefix", [(), (4,)])

@@ -161,8 +161,7 @@ class TestDraw:
     LAW = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]]).log()
 
     @pytest.mark.parametrize(
-        ("u", "expected"),
-        [(2.0**-54, 1), (0.2499, 1), (0.2501, 3), (0.7499, 3), (0.7501, 4), (1 - 2.0**-53, 4)],
+        ("u", "expected"), [(2.0**-54, 1), (0.2499, 1), (0.2501, 3), (0.7499, 3), (0.7501, 4), (1 - 2.0**-53, 4)]
     )
     def test_inverse_cdf(self, u: float, expected: int) -> None:
         assert draw(self.LAW, torch.tensor([u], dtype=torch.float64)).tolist() == [expected]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from outrider.wire.requests.params import SamplingParams
 from target_service.drafting.proposal import Proposal
 from target_service.step.decide import accept_by_draws
 from tests.enumeration import Chooser, Law, Number, Numbers, Prefix, every_draw, every_run, own_draw, random_law
-from tests.law.table import ENUMERATED, Row, enumerated_row
+from tests.law.table import Row, enumerated_row
 from tests.proposals import PlainSlot, accept_token_one, tree_draws
 
 __all__ = ["every_draw"]
@@ -207,14 +207,6 @@ def both(scheme: Scheme, num_tokens: int = 4) -> list[float]:
     """By token and by block, of each pair."""
     rules = (accept_token_one, accept_block_one)
     return [off(replace(scheme, rule=rule), pair, num_tokens) for rule in rules for pair in PAIRS]
-
-
-@pytest.fixture
-def recorded(record_property: Callable[[str, object], None]) -> Iterator[None]:
-    COMPARED.clear()
-    yield
-    for row in COMPARED:
-        record_property(ENUMERATED, row)
 
 
 def fixed(num: int) -> Callable[[Step], int]:

@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from outrider.engine.sampling.wire_tensors import MASS_TOLERANCE
-from outrider.wire.transport.codec import (
-    BadTensor,
-    DenseDistributions,
-)
+from outrider.wire.transport.codec import BadTensor, DenseDistributions
 from tests.unit.outrider.wire.transport.rows import laws
 from tests.wire_rows import decode_rows
 

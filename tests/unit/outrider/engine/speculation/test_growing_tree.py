@@ -7,7 +7,7 @@ weighs what they are worth together. So drafting, keeping, replacing and followi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ from target_service.drafting.proposal import Proposal
 from target_service.step.decide import accept_by_draws
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, own_draw, random_law
 from tests.grammars import compiled, grammars_of
-from tests.law.table import ENUMERATED, Row, enumerated_row
+from tests.law.table import Row, enumerated_row
 from tests.proposals import PlainSlot, tree_draws
 
 __all__ = ["every_draw"]
@@ -143,14 +143,8 @@ PAIRS = {
 SHAPES = ("1x1", "2", "3", "2x1", "1x2", "3x1", "best:3x2", "best:3x1", "best:4x2", "best:3x3")
 
 
+@pytest.mark.usefixtures("recorded")
 class TestExactLaw:
-    @pytest.fixture(autouse=True)
-    def recorded(self, record_property: Callable[[str, object], None]) -> Iterator[None]:
-        COMPARED.clear()
-        yield
-        for row in COMPARED:
-            record_property(ENUMERATED, row)
-
     @pytest.mark.parametrize("shape", SHAPES)
     def test_shapes(self, shape: str) -> None:
         assert error(TARGET, DRAFT, shape) < TOLERANCE

@@ -24,15 +24,7 @@ def tree() -> Delivery:
     kinds = [NodeKind.REFERENCE, NodeKind.DETERMINISTIC, NodeKind.SAMPLED, NodeKind.SAMPLED, NodeKind.RECOVERY]
     rows = encode_distributions([LAW], prefer_sparse=True)
     return Delivery(
-        9,
-        40,
-        [2, 7, 3, 5, 8],
-        [ROOT, ROOT, 0, 0, 0],
-        [0, 1, 0, 1, 2],
-        kinds,
-        rows,
-        [ROOT, 2],
-        vocab_size=VOCAB_SIZE,
+        9, 40, [2, 7, 3, 5, 8], [ROOT, ROOT, 0, 0, 0], [0, 1, 0, 1, 2], kinds, rows, [ROOT, 2], vocab_size=VOCAB_SIZE
     )
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from outrider.engine.speculation.row_cost import RowCost
-from target_service.drafting.budget import VerifyBudget, VerifyDemand
-from tests.unit.target_service.drafting.steps import cliff, learnt
-
-FREE_UNTIL = 12
+from target_service.drafting.budget import VerifyBudget
+from tests.unit.target_service.drafting.steps import FREE_UNTIL, cliff, counts, demand, learnt
 
 
 class TestCost:
@@ -53,11 +49,3 @@ class TestCost:
         assert counts(made, [demand(gains)]) == [max(range(20), key=rate)]
         assert counts(made, [demand([0.9] * 20)]) == [FREE_UNTIL - 1]  # not past the cliff
         assert counts(made, [demand([0.005] * 20)]) == [0]
-
-
-def demand(probs: list[float], num_required: int = 0, **values: Any) -> VerifyDemand:
-    return VerifyDemand(probs, num_required, num_required, **values)
-
-
-def counts(made: VerifyBudget, demands: list[VerifyDemand], max_rows: int = 256) -> list[int]:
-    return [share[0] for share in made.choose(demands, max_rows, max_rows, ()) if share is not None]

@@ -58,30 +58,14 @@ PICK = st.integers(0, MAX_SLOTS - 1)
 SEEN: Counter[str] = Counter()
 """How often what matters happened, over all runs of the machine."""
 MAX_RUNS = 3
-EXPECTED_EVENTS = (
-    "wrong guesses dropped",
-    "right guesses kept",
-    "behind",
-    "repeated",
-    "overloaded",
-    "preempted",
-    "adopted",
-    "evicted",
-    "branches",
-)
+GUESSES = ("wrong guesses dropped", "right guesses kept")
+EXPECTED_EVENTS = (*GUESSES, "behind", "repeated", "overloaded", "preempted", "adopted", "evicted", "branches")
 
 
 def make_model() -> PreTrainedModel:
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-    )
-    return random_model(config, seed=1)
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 24, "max_position_embeddings": CONTEXT}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return random_model(LlamaConfig(**sizes, **heads), seed=1)
 
 
 MODEL = make_model()

@@ -57,10 +57,7 @@ def one_pass(k: int, texts: Sequence[Sequence[bool]], is_late: Callable[[], bool
 def _round(kinds: Sequence[TokenKind], num_drafted: int, num_accepted: int) -> Round:
     wait_s = DRAFT_TOKEN_S * num_drafted
     timings = RoundTimings(
-        total_s=round_s(num_drafted),
-        deliver_s=wait_s,
-        verify_s=verify_s(num_drafted),
-        overhead_s=0.001,
+        total_s=round_s(num_drafted), deliver_s=wait_s, verify_s=verify_s(num_drafted), overhead_s=0.001
     )
     tokens = tuple(Token(1, kind, "x") for kind in kinds)
     return Round("r", 0, tokens, "x" * len(kinds), num_drafted, num_accepted, timings)

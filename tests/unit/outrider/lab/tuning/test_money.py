@@ -21,16 +21,8 @@ def rung(concurrency: int, plain_s: list[float], drafted_s: list[float]) -> Load
 
 MONEY = Money(
     {
-        SPLIT: [
-            rung(1, [2.0] * 6, [1.0] * 6),
-            rung(4, [1.2] * 6, [1.0] * 6),
-            rung(8, [1.0] * 6, [2.0] * 6),
-        ],
-        COLOCATED: [
-            rung(1, [1.5] * 6, [1.0] * 6),
-            rung(4, [1.1] * 6, [1.0] * 6),
-            rung(8, [1.0] * 6, [1.1] * 6),
-        ],
+        SPLIT: [rung(1, [2.0] * 6, [1.0] * 6), rung(4, [1.2] * 6, [1.0] * 6), rung(8, [1.0] * 6, [2.0] * 6)],
+        COLOCATED: [rung(1, [1.5] * 6, [1.0] * 6), rung(4, [1.1] * 6, [1.0] * 6), rung(8, [1.0] * 6, [1.1] * 6)],
     },
     PRICE,
 )

@@ -34,12 +34,9 @@ def test_order_in_the_file_does_not_count_but_ids_do() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "sentence"),
     [
-        (
-            document({"a": 0, "Ġfoo": 17}),
-            document({"a": 0, "Ġbar": 17}),
-            "id 17 is 'Ġfoo' in the target and 'Ġbar' in the draft",
-        ),
+        (document({"Ġfoo": 17}), document({"Ġbar": 17}), "id 17 is 'Ġfoo' in the target and 'Ġbar' in the draft"),
         (document({"a": 0, "b": 1}), document({"a": 0}), "id 1 is 'b' in the target and missing in the draft"),
+        (document({"a": 0}), document({"a": 0, "b": 1}), "id 1 is missing in the target and 'b' in the draft"),
         (
             document({"a": 0}, [(1, "<s>", True)]),
             document({"a": 0}, [(1, "<s>", False)]),

@@ -18,7 +18,7 @@ from outrider.wire.requests.params import SamplingParams
 from outrider.wire.requests.sampling_defaults import read_defaults, usable_defaults
 from tests.checkers import inline_checker
 from tests.service.scripted_generator import config
-from tests.unit.gateway.admission.test_prompts import reader
+from tests.unit.gateway.admission.asked import reader_of
 
 FILE = {"temperature": 0.6, "top_k": 1, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.5, "max_new_tokens": 40}
 STATED = {"temperature": 0.6, "top_k": 1, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.5, "max_tokens": 40}
@@ -33,7 +33,7 @@ BODIES: list[tuple[Any, dict[str, Any]]] = [
 
 async def built(demand: UncheckedRequest, stated: dict[str, float] = STATED) -> GenerationRequest:
     facts = ServedFacts("m", 2048, 4096, 0, 1, None, sampling_defaults=stated)
-    request, *_ = await build_requests(demand, facts, reader(), config(), inline_checker())
+    request, *_ = await build_requests(demand, facts, reader_of(), config(), inline_checker())
     return request
 
 

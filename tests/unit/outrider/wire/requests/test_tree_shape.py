@@ -19,21 +19,7 @@ def test_written_and_read(text: str, num_nodes: int, depth: int) -> None:
     assert TreeShape.from_proto(pb.TreeShape.FromString(shape.to_proto().SerializeToString())) == shape
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "4x",
-        "-1",
-        "4x0x1",
-        "8x8",
-        "best:12",
-        "best:12x0",
-        "best:65x4",
-        "65",
-        "٤",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "4x", "-1", "4x0x1", "8x8", "best:12", "best:12x0", "best:65x4", "65", "٤"])
 def test_what_is_no_tree_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"speculation\.tree is") as caught:
         TreeShape.parse(text, "speculation.tree")

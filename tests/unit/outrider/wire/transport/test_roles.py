@@ -9,9 +9,7 @@ import pytest
 from outrider.v1 import draft_pb2, registry_pb2, target_pb2
 from outrider.wire.errors import ConfigError, Forbidden
 from outrider.wire.transport.roles import Role, check_may_call
-from outrider.wire.transport.tls import (
-    CertificateFolder,
-)
+from outrider.wire.transport.tls import CertificateFolder
 from tests.certificates import authority, part_folder
 
 
