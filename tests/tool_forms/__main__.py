@@ -4,8 +4,6 @@ Without TEMPLATES the repository's own templates are tried. With a folder of pub
 the table docs/reports/tool-forms.md is written. The exit code is 1 if a template does not pass without a known reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

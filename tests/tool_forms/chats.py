@@ -1,7 +1,5 @@
 """Answers with calls that every template is asked to write, and the tools that they call."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

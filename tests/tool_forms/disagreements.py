@@ -3,8 +3,6 @@
 `make tool-forms` fails for a difference that has no sentence here, and for a sentence that no difference has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

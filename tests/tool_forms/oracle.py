@@ -1,7 +1,5 @@
 """Asks a chat template to write calls, and Outrider to read them, to constrain them, and to send them back."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """Writes docs/reports/tool-forms.md: what was found of each template."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which templates show which family, and where a template is known to differ from what Outrider reads or enforces."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

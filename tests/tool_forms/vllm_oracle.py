@@ -16,8 +16,6 @@ The texts go through what vLLM's server calls, `Parser.parse` and `Parser.parse_
 byte, or a text of the vocabulary. `{"error": ...}` stands for what raised.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

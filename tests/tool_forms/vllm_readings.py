@@ -1,7 +1,5 @@
 """Reads the same texts with vLLM's parsers, in vLLM's own environment, and compares."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a message says, to the engine."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.v1 import target_pb2 as tpb

@@ -1,7 +1,5 @@
 """Drafts without a model, that grow."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from outrider.engine.worker.engine_thread import EngineThread

@@ -1,7 +1,5 @@
 """Drafts that say a block of positions in one go: heads over the target's newest row, and a model that fills masks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A draft as it is loaded: ready to run, or refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A draft's model whose slots do not all fit in memory, on random weights."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

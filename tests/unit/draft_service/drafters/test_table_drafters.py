@@ -1,7 +1,5 @@
 """A draft without a model grows and sends as one with a model does: what its table says of what was committed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from functools import partial

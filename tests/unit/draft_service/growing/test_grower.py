@@ -1,7 +1,5 @@
 """A draft's grower over a tiny model: what it sends is what an uncached model says, however the answer went on."""
 
-from __future__ import annotations
-
 import random
 import time
 from dataclasses import replace

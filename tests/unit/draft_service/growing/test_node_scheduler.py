@@ -1,7 +1,5 @@
 """Whose draft grows next."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What leaves a draft and when: by counts and times, and so that a target has the draft's tree whatever came before."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drafts that are heads of blocks: what they guess is what the head says of the rows that came, whenever they came."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

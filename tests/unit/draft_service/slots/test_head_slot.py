@@ -1,7 +1,5 @@
 """A draft that is an EAGLE head: what it guesses is what the head says of the rows that came, whenever they came."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

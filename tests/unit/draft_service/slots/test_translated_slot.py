@@ -2,8 +2,6 @@
 would write it, over the target's tokens, however the answer went on.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

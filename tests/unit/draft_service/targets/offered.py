@@ -1,7 +1,5 @@
 """Heads that are offered to a scripted target."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

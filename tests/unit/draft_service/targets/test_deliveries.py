@@ -1,7 +1,5 @@
 """A target that does not answer in time."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

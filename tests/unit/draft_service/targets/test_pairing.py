@@ -1,7 +1,5 @@
 """When a head is tested at a target, and what is asked there for it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

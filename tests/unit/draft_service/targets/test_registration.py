@@ -1,7 +1,5 @@
 """A draft's head at a target: what is sent when, and what becomes of rows that are requested meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """What a draft takes the tokens of a slot for: its target's, with the target's ends."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

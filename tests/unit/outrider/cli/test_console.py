@@ -1,7 +1,5 @@
 """What others said reaches the terminal as text, whatever shows it."""
 
-from __future__ import annotations
-
 import pytest
 from rich.progress import Progress, TextColumn
 from rich.table import Table

@@ -1,7 +1,5 @@
 """The arguments of LLM as settings of a system."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Options that commands share: groups of them, a request's, and what the shell completes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Addresses that a user types for a gateway's HTTP server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

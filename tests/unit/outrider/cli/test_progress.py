@@ -1,7 +1,5 @@
 """Progress where there is no terminal: few lines, and brackets as they are."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """`outrider scale`: what it says of a pool, and where no launcher answers. With one: tests/service/test_registry.py."""
 
-from __future__ import annotations
-
 import pytest
 from typer.testing import CliRunner
 

@@ -1,7 +1,5 @@
 """Clients of a scripted gateway."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 from outrider.v1 import gateway_pb2 as pb

@@ -1,7 +1,5 @@
 """A real gRPC server with GenerationService whose answers a test scripts: for the SDK and the commands on top of it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import deque

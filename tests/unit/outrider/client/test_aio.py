@@ -1,7 +1,5 @@
 """`AsyncClient`: a whole answer, what is served, and deadlines that cannot be."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.client import AsyncClient, FinishReason

@@ -1,7 +1,5 @@
 """What the SDK exports and its documents show."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How the SDK and the commands reach a gateway: TLS, keys, and what is said when it does not work."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

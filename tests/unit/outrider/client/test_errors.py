@@ -1,7 +1,5 @@
 """The error tree at the client."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.client import AsyncClient, RetryPolicy

@@ -1,7 +1,5 @@
 """Keyword arguments of a request: their names and types."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

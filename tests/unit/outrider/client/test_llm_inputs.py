@@ -1,7 +1,5 @@
 """`LLM`: a list of prompts, and their sampling."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

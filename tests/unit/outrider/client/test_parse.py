@@ -1,7 +1,5 @@
 """The gateway's messages as the SDK's values."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.client import AsyncClient, FinishReason, RoundTimings, TokenKind

@@ -1,7 +1,5 @@
 """Arguments to messages: what reaches the gateway, and what is refused before the call."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

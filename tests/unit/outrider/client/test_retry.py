@@ -1,7 +1,5 @@
 """When a call is tried again, and for how long."""
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -1,7 +1,5 @@
 """Calls that end before they are over."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """The client for code without an event loop."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import subprocess

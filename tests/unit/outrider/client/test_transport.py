@@ -1,7 +1,5 @@
 """The connection below a client: processes that fork, pings, and one of the caller's own."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

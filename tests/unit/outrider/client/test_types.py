@@ -1,7 +1,5 @@
 """What answers and parameters are in a caller's hands."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.client import AsyncClient, StructuredOutputs

@@ -1,7 +1,5 @@
 """Counts of a request, their sum over choices, and what they say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What drafters without a model say, in a form to compare; and courses of a sequence for properties of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hypothesis import strategies as st

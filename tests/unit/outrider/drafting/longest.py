@@ -1,7 +1,5 @@
 """What is to be copied, found by looking at all places."""
 
-from __future__ import annotations
-
 
 def copied(texts: list[list[int]], min_n: int, max_n: int) -> int | None:
     """What followed the longest match of the end of texts[0], there or in the others; the latest in the first that has

@@ -1,7 +1,5 @@
 """Where an answer begins in a chat template's text."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.drafting.answer_start import AnswerStart

@@ -1,7 +1,5 @@
 """Copying from where the last tokens came before, held against looking through all places."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 

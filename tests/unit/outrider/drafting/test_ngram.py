@@ -1,7 +1,5 @@
 """Counts of n-grams, held against counting anew at every token."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from itertools import pairwise

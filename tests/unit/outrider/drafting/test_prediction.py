@@ -1,7 +1,5 @@
 """Copying a predicted text: from its beginning, on while the output agrees, and elsewhere after each kind of edit."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

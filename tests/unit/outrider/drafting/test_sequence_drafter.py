@@ -1,7 +1,5 @@
 """Counts as drafters give them, and a sequence that grows and shrinks."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from outrider.drafting.sequence_drafter import TokenSequence, sorted_counts

@@ -1,7 +1,5 @@
 """The longest match of the last tokens."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts between special tokens, where their characters end, and the tokens that a tokenizer makes of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

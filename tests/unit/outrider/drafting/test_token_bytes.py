@@ -1,7 +1,5 @@
 """The bytes of a tokenizer's tokens."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import Tokenizer, decoders, models
 

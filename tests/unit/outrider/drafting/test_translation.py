@@ -1,7 +1,5 @@
 """Tokens of one vocabulary as those of another: the same bytes, or nothing; told anew where what follows merges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

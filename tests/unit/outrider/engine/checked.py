@@ -1,7 +1,5 @@
 """What is found of a target and its drafts."""
 
-from __future__ import annotations
-
 from outrider.engine import checkup
 from outrider.engine.model_check import Task
 from tests.stack import DEMO_TARGET

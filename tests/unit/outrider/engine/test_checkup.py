@@ -1,7 +1,5 @@
 """What is wrong with devices and models, planted, and the remedy beside it."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drafters from a worker's settings, and what is said of texts that cannot be used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

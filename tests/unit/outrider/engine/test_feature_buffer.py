@@ -1,7 +1,5 @@
 """Features of a slot: which are kept, whatever order they come in."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What comes down from a device for several slots comes in one wait, and is what the host makes itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

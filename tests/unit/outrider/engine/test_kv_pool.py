@@ -1,7 +1,5 @@
 """The pool of blocks: nothing is lost or handed out twice, and what is found again of whom."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

@@ -1,7 +1,5 @@
 """What counts as free memory, and how many blocks a budget of it has."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading

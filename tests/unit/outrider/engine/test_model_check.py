@@ -1,7 +1,5 @@
 """Which models can be served and which drafts fit a target, as their files alone say."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

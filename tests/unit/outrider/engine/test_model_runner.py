@@ -3,8 +3,6 @@
 Ragged rounds on every architecture are in test_architectures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

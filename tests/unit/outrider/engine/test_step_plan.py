@@ -1,7 +1,5 @@
 """Rows of a step, and how they are grouped."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """What a tree's parents say: positions, and which tokens a query sees."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

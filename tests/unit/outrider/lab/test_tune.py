@@ -1,7 +1,5 @@
 """`outrider tune`: what it refuses, before anything was measured and by whom it asks."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Draft tokens of a beam search: which deliveries hang below the live beams, and how many levels a step uses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

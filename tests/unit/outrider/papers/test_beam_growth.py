@@ -1,7 +1,5 @@
 """What a draft's beams are: the best by the target's sums and its own guesses, and what it feeds to know them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast

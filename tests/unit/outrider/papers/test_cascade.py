@@ -1,7 +1,5 @@
 """A draft that is a model and drafted for by a table: it proposes the same, to the last bit, in fewer forwards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

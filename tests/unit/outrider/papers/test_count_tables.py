@@ -1,7 +1,5 @@
 """Drafters that have read a text."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.papers.count_tables import Bigram, Unigram

@@ -1,7 +1,5 @@
 """Lookahead decoding: the window and what comes of it, over a scripted model, and what is kept apart by slot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ law.
 The law by enumeration of every draw that the real functions make, as in `test_growing_tree.py`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

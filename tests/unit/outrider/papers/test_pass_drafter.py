@@ -1,7 +1,5 @@
 """PaSS in the target: behind what look-ahead ids are fed, and what is read of them, over scripted logits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Prompts as a chat model is given them in a training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

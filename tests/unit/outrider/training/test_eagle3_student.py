@@ -1,7 +1,5 @@
 """A head of EAGLE-3 that learns: the unrolled head against one run entry by entry, and what is saved of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How long a training of a head takes, before it has begun."""
 
-from __future__ import annotations
-
 from outrider.training.estimate import TrainingSizes
 
 

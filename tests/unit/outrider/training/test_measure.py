@@ -1,7 +1,5 @@
 """What a drafter has accepted, measured at every depth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

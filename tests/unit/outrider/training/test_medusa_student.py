@@ -1,7 +1,5 @@
 """Medusa's heads that learn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

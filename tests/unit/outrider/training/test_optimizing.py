@@ -1,7 +1,5 @@
 """Updates in bfloat16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Look-ahead embeddings that learn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

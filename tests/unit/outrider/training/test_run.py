@@ -1,7 +1,5 @@
 """Trainings that are interrupted, whose time is up, or that come to nothing."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A draft model in training: what it writes for a draft worker."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is checked of a training's folders before anything is loaded, and the sizes that its cost follows from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

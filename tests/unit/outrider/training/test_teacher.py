@@ -1,7 +1,5 @@
 """What the target says of its own answers, for a drafter to learn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

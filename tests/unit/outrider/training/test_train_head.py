@@ -1,7 +1,5 @@
 """A whole training of a tiny head, one that is stopped and goes on, and what cannot be trained."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

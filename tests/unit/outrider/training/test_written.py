@@ -1,7 +1,5 @@
 """Answers that the target writes to learn from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A tiny target, answers that it wrote, and trainings of heads for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The error tree: every class, wherever it is defined, says how it travels."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterator

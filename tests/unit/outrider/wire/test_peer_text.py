@@ -1,7 +1,5 @@
 """Texts that a peer sends of itself: bounded, and of one line."""
 
-from __future__ import annotations
-
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.peer_text import MAX_NAME_BYTES, MAX_REASON_BYTES, bound_strings, bound_text

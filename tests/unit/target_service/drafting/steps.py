@@ -1,7 +1,5 @@
 """What steps took."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

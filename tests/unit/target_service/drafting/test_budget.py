@@ -1,7 +1,5 @@
 """How many rows a step is worth, and whose: where callers share it, too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Which drafter a step takes its draft tokens of, and for which it waits."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a target drafts by itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from outrider.wire.requests.drafters import Drafter

@@ -1,7 +1,5 @@
 """The row of a slot in a step, and whose the logits after it are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """What a slot's draft tokens cost, and how much memory a step with some of them takes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

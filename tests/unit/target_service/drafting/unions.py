@@ -1,7 +1,5 @@
 """Leases with several drafters, and trees of what they propose."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast

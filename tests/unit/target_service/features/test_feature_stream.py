@@ -1,7 +1,5 @@
 """What a draft asks for on its stream to a target, what it is answered, and what waits when it does not read."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -3,8 +3,6 @@
 What the rows say is compared with transformers over real gRPC, in tests/service/test_features.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Heads in the target itself: when their logits are computed, and how long they are kept, over scripted rows."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Heads that drafts register: whose maps are wanted, which are refused and why, and when one is let go."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -36,7 +34,7 @@ def map_of(seed: int = 0, hidden: int = HIDDEN, taps: tuple[int, ...] = (0, 1)) 
 class Stream:
     """A draft's stream, which keeps the replies."""
 
-    def __init__(self, target: Target, number: int) -> None:
+    def __init__(self, target: "Target", number: int) -> None:
         self.target, self.number = target, number
 
     def reply(self, digest: bytes, state: Any, why: str = "") -> None:

@@ -1,7 +1,5 @@
 """A slot that steps by itself, with scripted times."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a target keeps of a draft's tree: by positions, whatever order, repetition or loss the deliveries suffer."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """When a step waits for a guess."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.target_service.drafting.steps import budget, lease, pending

@@ -1,7 +1,5 @@
 """What a slot that steps by itself learns of how long its guesses take, with scripted times."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

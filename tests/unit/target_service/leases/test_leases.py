@@ -1,7 +1,5 @@
 """All leases of a target: who has one, where it ends, and what becomes of deliveries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

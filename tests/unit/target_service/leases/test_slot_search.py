@@ -1,7 +1,5 @@
 """Beam search in a target's slots, drafted for or not: the answers are those of transformers' own, on every path."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence

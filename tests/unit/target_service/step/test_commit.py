@@ -1,7 +1,5 @@
 """Where a run of tokens is cut, at every position, and what each token is called."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -3,8 +3,6 @@
 The device's code runs here on the CPU: it is the same tensors' operations, and a host may wait for them once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import threading
@@ -79,7 +77,7 @@ class Step:
     logits: Tensor
     """[sum(K_b + 1), V]"""
 
-    def subset(self, slots: list[int]) -> Step:
+    def subset(self, slots: list[int]) -> "Step":
         parts = self.logits.split([len(r.tree.ids) + 1 for r in self.ready])
         return Step(
             [self.ready[b] for b in slots], [self.states[b] for b in slots], torch.cat([parts[b] for b in slots])

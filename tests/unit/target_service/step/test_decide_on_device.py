@@ -1,7 +1,5 @@
 """What a target keeps of a tree, on the host and on a device: in words, against chains, and with what is reported."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What is told of a decision: the laws that it was made by, on the host and on a device, and nothing of it changed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Log-probs of a prompt's tokens, piece by piece."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Whatever is taken from whom, the tokens are those of a pool that holds everything.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What of a step's rows is sound."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

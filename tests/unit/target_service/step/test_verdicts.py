@@ -1,7 +1,5 @@
 """What a verdict measures: the times of a step, who drafted, and what is learnt of each drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What messages do to a target whose slots step by themselves."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.model_runner import ModelRunner

@@ -1,7 +1,5 @@
 """`outrider doctor`: each check with its trouble planted, the remedy beside it, and the sentences of the loaders."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """What is wrong with a machine, planted, and the remedy beside it."""
 
-from __future__ import annotations
-
 import socket
 from collections import namedtuple
 from importlib import metadata

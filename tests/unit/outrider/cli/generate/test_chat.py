@@ -1,7 +1,5 @@
 """`outrider chat`."""
 
-from __future__ import annotations
-
 import os
 import re
 from contextlib import suppress

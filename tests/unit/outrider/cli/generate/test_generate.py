@@ -1,7 +1,5 @@
 """`outrider generate` and `outrider chat` against a real gRPC server; terminals through a pseudo-terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

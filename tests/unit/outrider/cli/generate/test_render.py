@@ -1,7 +1,5 @@
 """An answer as a terminal shows it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

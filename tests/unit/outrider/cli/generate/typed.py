@@ -1,7 +1,5 @@
 """Commands typed to a scripted gateway."""
 
-from __future__ import annotations
-
 import sys
 
 from typer.testing import CliRunner

@@ -1,7 +1,5 @@
 """The mirror that models are pulled from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

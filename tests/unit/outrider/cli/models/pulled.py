@@ -1,7 +1,5 @@
 """`outrider pull` of a model from a mirror on this machine, and what came of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

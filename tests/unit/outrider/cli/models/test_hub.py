@@ -1,7 +1,5 @@
 """What is fetched of a model, and what is said where it cannot be, against a mirror on this machine."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

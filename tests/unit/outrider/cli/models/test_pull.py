@@ -1,7 +1,5 @@
 """`outrider pull`: folders, revisions and what it says of them, against a mirror on this machine."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `outrider top` works out of two scrapes, and that it fits a terminal of 80 columns with whatever names."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.cli.monitor.series import Scrape, ScrapeInterval

@@ -1,7 +1,5 @@
 """What `outrider top` shows in 80 columns, with whatever names."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """`outrider certs`: what it makes serves, what it makes again is of the same CA, and who can read the keys."""
 
-from __future__ import annotations
-
 import errno
 import stat
 from pathlib import Path

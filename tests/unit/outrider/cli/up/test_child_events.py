@@ -1,7 +1,5 @@
 """A command's child that reports: a signal to the command stops it with its grace, and a second one without."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """What of this machine each part of a system gets."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """A start by `outrider up` of workers that were named by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

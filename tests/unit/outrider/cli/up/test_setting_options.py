@@ -1,7 +1,5 @@
 """Options that are made of settings: which there are, and what they hand on."""
 
-from __future__ import annotations
-
 import pytest
 import typer
 from typer.testing import CliRunner

@@ -1,7 +1,5 @@
 """vLLM's speculative config: what of it becomes which flag, and what to type in place of the rest."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.cli.up.speculative_config import draft_flags

@@ -1,7 +1,5 @@
 """Parts that are started again: later each time, and no more when they end at once every time."""
 
-from __future__ import annotations
-
 from outrider.cli.up.restarts import DELAYS_S, STEADY_S, Restarts
 
 

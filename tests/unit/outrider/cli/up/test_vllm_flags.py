@@ -1,7 +1,5 @@
 """vLLM's command lines, typed with `outrider`: what each becomes, or what it says to type."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which modules of a network never run for text, and what stands in their place."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel

@@ -3,8 +3,6 @@
 `make architectures` measures all of them; here one of each kind goes the same way, from its files through the loader.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

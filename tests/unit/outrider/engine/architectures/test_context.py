@@ -1,7 +1,5 @@
 """A context is as long as the file means it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

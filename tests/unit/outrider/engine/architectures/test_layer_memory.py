@@ -1,7 +1,5 @@
 """Every kind of memory is served with the logits of a forward without cache, and refused where its cache is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A class that numbers its tokens by their ids, RoBERTa: every token of a text has a position, up to its last row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

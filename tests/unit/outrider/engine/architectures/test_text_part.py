@@ -1,7 +1,5 @@
 """A multimodal checkpoint is served by its text part: the wrapper's own logits, without reading a tower."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import mmap

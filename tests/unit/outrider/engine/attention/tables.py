@@ -1,7 +1,5 @@
 """Tables of blocks, and plans over them."""
 
-from __future__ import annotations
-
 import torch
 from transformers import PreTrainedModel
 

@@ -1,7 +1,5 @@
 """What each layer keeps in blocks."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import CONFIG_MAPPING
 

@@ -3,8 +3,6 @@
 Ragged rounds with rollbacks on every architecture are in test_architectures.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import cache

@@ -1,7 +1,5 @@
 """The dense path's memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Adopted blocks compute what a forward without any cache computes, on every path; so do copies made for a writer."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

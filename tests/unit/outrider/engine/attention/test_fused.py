@@ -1,7 +1,5 @@
 """The fused path: the logits of transformers for every family it takes, and the same bits however work was cut."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

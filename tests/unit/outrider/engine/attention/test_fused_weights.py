@@ -1,7 +1,5 @@
 """What the fused path reads of a model before it packs a weight."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 Every architecture's taps are in test_architectures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path

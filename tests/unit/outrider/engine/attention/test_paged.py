@@ -1,7 +1,5 @@
 """The paged path: plans, what each kind of attention needs, mixed widths, and rows that do not see one another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention over blocks, against its definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Keys and values in blocks, beside transformers' own cache."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import PreTrainedModel
 

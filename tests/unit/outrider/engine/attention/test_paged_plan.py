@@ -1,7 +1,5 @@
 """Plans of a forward over blocks."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

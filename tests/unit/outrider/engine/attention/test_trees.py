@@ -3,8 +3,6 @@
 Every architecture's trees are in test_architectures.
 """
 
-from __future__ import annotations
-
 import random
 from functools import lru_cache
 from typing import Any

@@ -3,8 +3,6 @@
 No GPU is needed: what is proven is that plans, block tables, layouts and windows are what the kernel asks for.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What takes rounds on the fake CUDA device: kinds of drafts, and shapes and rules of steps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The workers are put together by their own `start_worker`; only the engine's thre
 two are replaced by direct calls.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

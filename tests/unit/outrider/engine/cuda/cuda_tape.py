@@ -4,8 +4,6 @@ As with the real thing, a replay runs no Python of the captured function, sees n
 writes its results where the capture put them. Waiting for the device, which a capture forbids, is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +54,7 @@ def varlen_attn(*args: Any, scale: float, window_size: tuple[int, int], **option
 class Tape:
     """Implements `Graph`."""
 
-    def __init__(self, maker: TapeMaker | None = None) -> None:
+    def __init__(self, maker: "TapeMaker | None" = None) -> None:
         self._maker = maker
         self.operations: list[tuple[Any, Any, Any, list[Any]]] = []
 

@@ -4,8 +4,6 @@ It refuses what the kernel refuses (types, shapes, page size, split keys over pa
 `rows`' keys by the block table, as many as seqused_k says, whatever else the pages hold.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Which operations bring a value, or a shape that depends on one, to the host: on a GPU the host would wait for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

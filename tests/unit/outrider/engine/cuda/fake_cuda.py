@@ -6,8 +6,6 @@ each wait of the host for the device with its place, launches, and bytes in both
 nobody waited for holds garbage. Values are real, so whatever depends on them runs too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -66,7 +64,7 @@ class FakeCudaTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, host: Tensor) -> FakeCudaTensor:
+    def __new__(cls, host: Tensor) -> "FakeCudaTensor":
         if torch.is_inference_mode_enabled() and not host.is_inference():  # a view of what was made outside
             with torch.inference_mode(False):
                 return cls(host)
@@ -115,7 +113,7 @@ class Traffic:
 class FakeCuda(TorchDispatchMode):
     """The device, while it is there."""
 
-    _current: FakeCuda | None = None
+    _current: "FakeCuda | None" = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +125,7 @@ class FakeCuda(TorchDispatchMode):
         """Copies to the host that are on their way: (to, from)."""
 
     @classmethod
-    def current(cls) -> FakeCuda:
+    def current(cls) -> "FakeCuda":
         assert cls._current is not None, "a tensor of a fake device outlived it"
         return cls._current
 
@@ -213,7 +211,7 @@ class FakeCuda(TorchDispatchMode):
             assert result.shape == known[id(result)].shape, f"{func} changes a shape in place"
         return on_device(result)
 
-    def _check(self, operation: _Operation, args: Any, strangers: list[Tensor]) -> None:
+    def _check(self, operation: "_Operation", args: Any, strangers: list[Tensor]) -> None:
         """Refuse host tensors where a GPU refuses them; copy those that it would copy."""
         for each in strangers:
             if operation.is_indexing and (not each.dim() or any(each is index for index in args[1])):
@@ -415,7 +413,7 @@ class _Event:
     def synchronize(self) -> None:
         FakeCuda.current().wait_until(self._num_launched, "an event")
 
-    def elapsed_time(self, other: _Event) -> float:
+    def elapsed_time(self, other: "_Event") -> float:
         return 1.0
 
 
@@ -426,7 +424,7 @@ class _Stream:
     def synchronize(self) -> None:
         FakeCuda.current().wait("a stream")
 
-    def wait_stream(self, other: _Stream) -> None:
+    def wait_stream(self, other: "_Stream") -> None:
         pass
 
 

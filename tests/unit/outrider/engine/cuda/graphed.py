@@ -1,7 +1,5 @@
 """Runners whose steps are served by graphs, without CUDA."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.engine.attention.paged import PagedPath

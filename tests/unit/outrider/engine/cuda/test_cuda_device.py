@@ -1,7 +1,5 @@
 """What only a GPU can say: torch's own kernel, captures and copies, where the other tests have stand-ins."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Every kind of draft and of drafter of a target, and every path, loads on the fake CUDA device and takes rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

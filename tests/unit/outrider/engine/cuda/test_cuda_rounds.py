@@ -1,7 +1,5 @@
 """Rounds of a draft that is a model and of its target on the fake CUDA device: every rule and every shape of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

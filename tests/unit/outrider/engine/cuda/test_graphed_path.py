@@ -1,7 +1,5 @@
 """What is captured, and every way back to an eager step."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A plan of fixed buffers: what a captured graph reads after each load, worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

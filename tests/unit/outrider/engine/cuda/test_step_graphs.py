@@ -1,7 +1,5 @@
 """Steps served by graphs: buffers, padding, choice of shape, and every way back to an eager step."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixtures of the tests beside."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

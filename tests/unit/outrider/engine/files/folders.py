@@ -1,7 +1,5 @@
 """Folders of models that a test changes, and what they are refused with."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

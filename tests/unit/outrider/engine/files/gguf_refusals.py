@@ -1,7 +1,5 @@
 """What a GGUF file is refused for."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.loading.loader import check_weights, read_config

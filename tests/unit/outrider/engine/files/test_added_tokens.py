@@ -1,7 +1,5 @@
 """Tokens that other files of a folder list beside tokenizer.json."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every end of sequence that a file of the folder states."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from outrider.engine.files.ends import read_ends

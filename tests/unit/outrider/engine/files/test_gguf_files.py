@@ -1,7 +1,5 @@
 """A model in one GGUF file: weights, tokens, ends and template are those of its folder; and what is refused."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """What a GGUF file states of its model, and what transformers would leave out of it."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

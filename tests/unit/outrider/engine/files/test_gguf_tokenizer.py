@@ -1,7 +1,5 @@
 """The tokenizer in a GGUF file."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

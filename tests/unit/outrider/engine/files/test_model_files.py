@@ -1,7 +1,5 @@
 """Which files of a folder from anybody are the model's; no code in them runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """Tables that a model ties or lacks."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tokenizer that a folder's files mean, in whatever form."""
 
-from __future__ import annotations
-
 import base64
 import json
 from functools import partial

@@ -1,7 +1,5 @@
 """Weights from anybody: safetensors alone, and what is wrong with them is one line that names it."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Tiny random heads of blocks in the layouts that people hold, and their forward written straight down in float64."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The target of most heads here."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.outrider.engine.heads.layouts import target

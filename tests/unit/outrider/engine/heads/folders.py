@@ -1,7 +1,5 @@
 """Folders of drafts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 float64: EAGLE-1 over Llama's layer, MTP over GLM's, DeepSeek's, Qwen 3's and Qwen3-Next's.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tiny random heads in the layouts that people hold, and the forward of a head written straight down in float64."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, field

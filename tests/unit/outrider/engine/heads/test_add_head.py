@@ -5,8 +5,6 @@ committed tokens. Below are the file and the row; the test has real workers draf
 docs/add-a-head.md leads through it.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

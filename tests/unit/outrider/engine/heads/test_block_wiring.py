@@ -1,7 +1,5 @@
 """The test of a block head's wiring catches what it tries. A random head is a trained one here, as in `test_wiring`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of a head from anybody: what they hold, and pickles that are not opened."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zipfile

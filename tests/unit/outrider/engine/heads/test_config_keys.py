@@ -1,7 +1,5 @@
 """Keys of a head's config.json under several names, and values of another type."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Everything runs in float64 and ends in float32, hence the tolerance.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

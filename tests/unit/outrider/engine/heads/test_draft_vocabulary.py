@@ -1,7 +1,5 @@
 """The target's id of each row of an lm_head: from offsets, from a mask, or as they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """DSpark heads in every layout: what follows each token of a path, against the forward written straight down."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

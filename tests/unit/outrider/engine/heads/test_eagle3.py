@@ -3,8 +3,6 @@
 Everything runs in float64 and ends in float32, hence the tolerance.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace

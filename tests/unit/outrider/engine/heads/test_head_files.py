@@ -1,7 +1,5 @@
 """Files of heads that do not fit are refused by the name of what is wrong with them, whatever the kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The dtype that a head is loaded in."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A head on its cache: what the cache would change is refused, and so are rows that are none of the head's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

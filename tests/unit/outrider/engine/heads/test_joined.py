@@ -1,7 +1,5 @@
 """Heads that join embedding and feature (EAGLE-1, MTP) in every layout, against the forward written straight down."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which kind of draft a folder holds, and refusals of the kinds that are not served, by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

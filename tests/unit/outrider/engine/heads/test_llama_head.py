@@ -1,7 +1,5 @@
 """The layers of a head are shaped as another model's, whatever the head's own width."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import GPT2Config, LlamaConfig
 

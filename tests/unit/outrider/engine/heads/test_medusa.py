@@ -1,7 +1,5 @@
 """Medusa's and blockwise heads in every layout, against their formula in float64; faults of the files are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What heads without an embedding of their own read of a target that scales its embedding, Gemma 3."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """P-EAGLE heads: EAGLE-3's tensors in several layers, and masks in one pass behind what is committed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

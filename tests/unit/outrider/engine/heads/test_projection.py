@@ -1,7 +1,5 @@
 """The projection: its features, its bytes on the wire, and what a target refuses of another's."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

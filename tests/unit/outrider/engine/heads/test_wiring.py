@@ -3,8 +3,6 @@
 A random head is a trained one here: the target says, position by position, what the head as it is meant to be says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations

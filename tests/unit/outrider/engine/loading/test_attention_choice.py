@@ -1,7 +1,5 @@
 """Which path serves a model."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.attention.paged import PagedPath

@@ -1,7 +1,5 @@
 """How much of the free memory a loaded model's cache takes, and when."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path

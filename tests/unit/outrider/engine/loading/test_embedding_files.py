@@ -1,7 +1,5 @@
 """Files of look-ahead embeddings, and what is no such file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

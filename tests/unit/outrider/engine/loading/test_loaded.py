@@ -1,7 +1,5 @@
 """The state of a worker with a model: what it reports, and which devices ranks may be given."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What cannot be served is refused at load, in one line that names it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

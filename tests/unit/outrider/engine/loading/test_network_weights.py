@@ -1,7 +1,5 @@
 """A network with its weights: ready to run, and quantised if asked for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A path whose logits are wrong serves nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

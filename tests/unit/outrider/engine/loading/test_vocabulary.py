@@ -1,7 +1,5 @@
 """What a draft without a model reads of the model that it drafts for: the same as a worker that loads it says."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights go where they are used."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny models of a folder, loaded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from outrider.engine.loading.loader import load_runner

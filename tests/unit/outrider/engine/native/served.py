@@ -1,7 +1,5 @@
 """Which path serves a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from outrider.engine.loading.loader import load_runner

@@ -1,7 +1,5 @@
 """Compiling the C++ forward: once for a machine, safe beside another worker, and no reason to refuse a model."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

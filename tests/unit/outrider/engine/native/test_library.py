@@ -1,7 +1,5 @@
 """Without the compiled forward the next path serves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

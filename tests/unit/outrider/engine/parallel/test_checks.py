@@ -1,7 +1,5 @@
 """Which models can be split."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import BloomConfig, LlamaConfig
 

@@ -1,7 +1,5 @@
 """Two ranks agree on numbers, in processes of their own."""
 
-from __future__ import annotations
-
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 

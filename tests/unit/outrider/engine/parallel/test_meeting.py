@@ -1,7 +1,5 @@
 """What ranks say to each other, how they meet, and which models can be split."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

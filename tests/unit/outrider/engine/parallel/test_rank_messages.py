@@ -1,7 +1,5 @@
 """What ranks say to each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

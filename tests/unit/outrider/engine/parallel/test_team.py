@@ -1,7 +1,5 @@
 """Ranks compute the same forwards or end together: whatever happens to one of them, and whenever."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator, Sequence

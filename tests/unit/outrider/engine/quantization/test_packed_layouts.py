@@ -1,7 +1,5 @@
 """Layouts of packed numbers."""
 
-from __future__ import annotations
-
 import json
 
 import torch

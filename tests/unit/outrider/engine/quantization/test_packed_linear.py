@@ -1,7 +1,5 @@
 """Packed linear layers: the plain ones' results, no weight twice, and the plain ones wherever packing fails."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

@@ -1,7 +1,5 @@
 """Packed weights are found by the names and shapes of their tensors, without their numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """int8 weights: close to the whole ones, a quarter of their bytes, and speculation on them changes no token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints that are quantised already: served as they are or unpacked at load, or refused by name."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Laws that are counted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

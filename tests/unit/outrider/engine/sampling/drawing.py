@@ -1,7 +1,5 @@
 """The device's inverse CDF for tests, where a row without mass is a mistake."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

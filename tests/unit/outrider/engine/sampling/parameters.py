@@ -1,7 +1,5 @@
 """Parameters of sampling, drawn, and laws by them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Penalties and biases by column, as the output grows and draft tokens are counted with it."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.sampling.column_edits import ColumnEdits, Columns

@@ -2,8 +2,6 @@
 against it the output has the target's law, wherever a drafter stops.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The target's own noise: its numbers, the token that they pick, and its law. By computation alone."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

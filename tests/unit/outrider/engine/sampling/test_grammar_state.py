@@ -1,7 +1,5 @@
 """A grammar in a request's law: masks along prefixes, who wins where it meets bans, and what cannot be followed."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

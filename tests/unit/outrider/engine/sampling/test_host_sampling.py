@@ -1,7 +1,5 @@
 """Candidates-first sampling on the host: the laws and the draws of a device."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

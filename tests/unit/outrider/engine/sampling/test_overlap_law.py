@@ -5,8 +5,6 @@ are in later steps, so that chains which outlive a step, branches that are drawn
 are all what they are in service. What is compared is the joint law of the first tokens, and planted faults must show.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -65,7 +63,7 @@ class State:
 class Step:
     """What draft and target know in a step, and the draws that they make."""
 
-    def __init__(self, scheme: Scheme, pair: Pair, state: State, chooser: Chooser) -> None:
+    def __init__(self, scheme: "Scheme", pair: Pair, state: State, chooser: Chooser) -> None:
         self.scheme, self.pair = scheme, pair
         self.start, self.num_steps, self.chain = state.committed, state.num_steps, state.chain
         self.numbers = Numbers(chooser, dict(state.known))

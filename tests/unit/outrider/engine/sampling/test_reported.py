@@ -1,7 +1,5 @@
 """Log-probs and scores that are reported."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A row's law, and draws from it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Values of tensors on the wire."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

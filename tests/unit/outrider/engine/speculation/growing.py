@@ -1,7 +1,5 @@
 """A draft's tree that grows, over laws without a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -74,7 +72,7 @@ class Draft:
         ids = np.argsort(-probs, kind="stable")[:num]
         return ids.tolist(), probs[ids].tolist()
 
-    def grow(self, num_steps: int = 1000, most: int = 4) -> Draft:
+    def grow(self, num_steps: int = 1000, most: int = 4) -> "Draft":
         for _ in range(num_steps):
             offers = self.tree.candidates(most)
             if not offers:

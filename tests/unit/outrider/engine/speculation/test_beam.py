@@ -1,7 +1,5 @@
 """The beam search as such is transformers' own, over tables of random laws: the same answers with the same scores."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

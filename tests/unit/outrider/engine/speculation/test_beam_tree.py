@@ -1,7 +1,5 @@
 """The live beams as a tree: what is settled, what may leave the cache, and where nodes hang in a row."""
 
-from __future__ import annotations
-
 from outrider.engine.speculation.beam import BeamLevel
 from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.draft_tree import ROOT

@@ -1,7 +1,5 @@
 """What a step might verify of several drafters, and what each is worth beside the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from outrider.engine.speculation.candidates import CandidateTree, join

@@ -1,7 +1,5 @@
 """What stays of a draft's tree when tokens are committed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is drawn for a node: by its law, with its own numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

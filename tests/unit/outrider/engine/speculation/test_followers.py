@@ -1,7 +1,5 @@
 """A table's follower of a slot's tokens, in the target."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.drafting.ngram import Ngram

@@ -4,8 +4,6 @@ A chooser stands in for the generator's numbers: a run is done again for each wa
 weighs what they are worth together. So drafting, keeping, replacing and following are all the product's own.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace

@@ -2,8 +2,6 @@
 `rejection` a state has one proposal, however early it was made.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The distribution after a node, from a model's logits or from a table's counts."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Nodes of a draft's tree over the wire: what is read is what was sent, and what breaks a rule is refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

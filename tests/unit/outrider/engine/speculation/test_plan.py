@@ -1,7 +1,5 @@
 """What is fed next of a draft's tree."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Chains that are ranked for who waits."""
 
-from __future__ import annotations
-
 from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance
 from outrider.wire.requests.drafters import Drafter
 from tests.unit.outrider.engine.sampling.counted import DRAFTERS, PARAMS, opened, state_of

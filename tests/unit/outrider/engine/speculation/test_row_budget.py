@@ -1,7 +1,5 @@
 """What a step is bounded to where one caller would slow another by more than its part."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What rows of a step cost, learnt from what steps took."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.speculation.row_cost import RowCost

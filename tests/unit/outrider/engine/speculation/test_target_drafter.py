@@ -1,7 +1,5 @@
 """What extra rows are worth to later steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.speculation.ranks import RankAcceptance, SlotAcceptance

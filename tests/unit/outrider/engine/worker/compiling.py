@@ -1,7 +1,5 @@
 """A compiler of grammars that takes as long as the test lets it."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """Slots over a pool without a model."""
 
-from __future__ import annotations
-
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.slots import Slot, SlotTable
 from outrider.wire.requests.params import SamplingParams

@@ -1,7 +1,5 @@
 """How much of a slot's tokens is fed before its step, and which slots wait for that."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.worker.decisions import Need, SlotState

@@ -1,7 +1,5 @@
 """What a worker says of its steps, and what becomes of one whose engine cannot do what it was asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Whose grammar is compiled next."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """What a job allows, and the error of a field that is out of range."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.worker.jobs import JobError, JobFault, OpenJob, check_range

@@ -1,7 +1,5 @@
 """The committed tokens of a slot, and how many slots a table holds."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.worker.open_slots import MissingTokens

@@ -1,7 +1,5 @@
 """The scheduler's laws, over a real pool and no model: who goes, who waits, who gives its memory up."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Which piece of a prompt goes in a forward, and how many rows of logits it takes."""
 
-from __future__ import annotations
-
 from outrider.engine.worker.scheduler import _piece
 from outrider.engine.worker.slots import PromptScores, needs_prefill
 from tests.unit.outrider.engine.worker.opened import PROMPT, feed, make_table, open_slot, params

@@ -1,7 +1,5 @@
 """What messages do to slots, and what a sender is told of those that cannot be applied."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The spans of a worker's steps, as a collector gets them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from outrider.engine.worker.slot_spans import SlotSpans

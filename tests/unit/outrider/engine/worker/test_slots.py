@@ -1,7 +1,5 @@
 """Slots: what a message says is committed, what stays cached, and who gets how much memory."""
 
-from __future__ import annotations
-
 from outrider.engine.worker.slots import Slot, SlotTable
 from tests.unit.outrider.engine.worker.opened import PROMPT, feed, make_table, open_slot, params
 

@@ -1,7 +1,5 @@
 """Slots whose model has an encoder."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.engine.kv_pool import KVPool

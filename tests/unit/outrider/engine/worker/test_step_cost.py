@@ -1,7 +1,5 @@
 """How many prompt tokens go beside decodes, by what steps cost on a machine."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,8 +8,6 @@ draws one by one are so often equal that guesses are hardly ever wrong. Over bot
 served by.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A worker that starts."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

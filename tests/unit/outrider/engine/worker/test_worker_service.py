@@ -1,7 +1,5 @@
 """Opens whose grammar is compiled: whatever happens to that, they are answered, and nothing is left of them."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Streams of completions, as a gateway sends them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

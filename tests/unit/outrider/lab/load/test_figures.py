@@ -1,7 +1,5 @@
 """The gain of speculation under load, of the same turns with and without it."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.lab.load.figures import Batch, Gain

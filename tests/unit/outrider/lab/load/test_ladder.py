@@ -1,7 +1,5 @@
 """Both sides of a load, with and without speculation, in turn."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The load of `outrider tune --price` and `benchmarks/`: which outputs count as complete."""
 
-from __future__ import annotations
-
 import asyncio
 
 import httpx

@@ -1,7 +1,5 @@
 """Turns of a load whose answers took so many seconds."""
 
-from __future__ import annotations
-
 from outrider.lab.load.figures import Batch
 from outrider.lab.load.load import RequestOutcome
 

@@ -1,7 +1,5 @@
 """`outrider alpha`: its arithmetic, and the whole command on small models whose answer is known."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

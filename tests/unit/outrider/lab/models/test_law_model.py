@@ -1,7 +1,5 @@
 """The distributions of a model along a text are those by which it wrote the text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is counted of a drafter, token by token: its acceptance and the error of that."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A widened model says what the model said, and what cannot be widened is refused by its size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A study of a pair whose speed is known."""
 
-from __future__ import annotations
-
 import functools
 import random
 

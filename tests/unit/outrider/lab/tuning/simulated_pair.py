@@ -1,7 +1,5 @@
 """Passes of a pair that is only arithmetic: drafts kept as a list says, rounds that cost what a function says."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

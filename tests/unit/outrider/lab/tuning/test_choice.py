@@ -1,7 +1,5 @@
 """Which of several measured settings is recommended."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.lab.tuning.choice import choose, fastest_drafted

@@ -1,7 +1,5 @@
 """The times of a round and of its parts, of pairs whose speed is known."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.lab.tuning.costs import costs_of

@@ -1,7 +1,5 @@
 """The settings of a pair's workers in each placement."""
 
-from __future__ import annotations
-
 from outrider.lab.tuning.deployments import deployments_of, settings_of, with_cache
 from outrider.lab.tuning.money import COLOCATED, SPLIT
 

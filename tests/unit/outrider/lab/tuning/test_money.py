@@ -1,7 +1,5 @@
 """What `outrider tune --price` says of three ways to place a pair, of figures whose answer is known."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """What is said of a study whose numbers are known, as tables and as JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

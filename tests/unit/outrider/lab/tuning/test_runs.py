@@ -1,7 +1,5 @@
 """The order in which prompts are answered under several settings."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, cast
 

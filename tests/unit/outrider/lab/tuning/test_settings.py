@@ -1,7 +1,5 @@
 """Settings that are compared, as the gateway is told them."""
 
-from __future__ import annotations
-
 from outrider.lab.tuning.settings import chain, compared_drafters, environment, gateway_settings
 
 

@@ -1,7 +1,5 @@
 """What `outrider tune` measures and recommends, of pairs whose speed is known."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Mapping

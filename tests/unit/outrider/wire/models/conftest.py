@@ -1,7 +1,5 @@
 """Fixtures of the tests beside."""
 
-from __future__ import annotations
-
 from tests.unit.outrider.engine.files.conftest import file, folder, llama, plain
 
 __all__ = ["file", "folder", "llama", "plain"]

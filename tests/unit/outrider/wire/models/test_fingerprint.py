@@ -1,7 +1,5 @@
 """Equal fingerprints mean equal ids; a difference is named by its first id."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The header of a GGUF file from anybody."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import struct

@@ -1,7 +1,5 @@
 """How models are called where users read of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.wire.models.model_id import without_folders

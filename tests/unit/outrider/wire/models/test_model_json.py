@@ -1,7 +1,5 @@
 """A configuration from anybody: what cannot be is named before anything is built."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

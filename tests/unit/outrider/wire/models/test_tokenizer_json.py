@@ -1,7 +1,5 @@
 """tokenizer.json of a stranger, and the special tokens of its configuration."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

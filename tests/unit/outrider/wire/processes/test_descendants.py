@@ -1,7 +1,5 @@
 """Descendants of a process are found, and ended, orphans too."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

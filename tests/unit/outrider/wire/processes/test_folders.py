@@ -1,7 +1,5 @@
 """Folders and locks where every account may write: what another account made before us is not taken."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """When a peer is left alone and tried again, and the retry budget, by a clock of the test's own."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.workers.retry_budget import CHOICES_PER_RETRY, RESERVE_S, RetryBudget

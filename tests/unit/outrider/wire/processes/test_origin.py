@@ -1,7 +1,5 @@
 """Which hosts are allowed."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

@@ -1,7 +1,5 @@
 """Children: whose modules they import, and how a second signal reaches one that is being waited for."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

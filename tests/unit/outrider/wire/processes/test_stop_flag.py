@@ -1,7 +1,5 @@
 """The flag that signals set: what ends a wait for it, whenever they come."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

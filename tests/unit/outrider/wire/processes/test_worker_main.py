@@ -1,7 +1,5 @@
 """A worker that is told to end while it still loads."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

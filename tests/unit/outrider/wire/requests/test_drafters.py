@@ -1,7 +1,5 @@
 """Names of drafters: who drafts by each, and what is no name."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

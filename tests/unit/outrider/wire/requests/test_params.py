@@ -1,7 +1,5 @@
 """Parameters of a beam search, as they are sent and refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

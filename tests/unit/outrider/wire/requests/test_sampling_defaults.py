@@ -1,7 +1,5 @@
 """What a checkpoint states for requests that name no sampling parameters: read, and applied on every endpoint alike."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

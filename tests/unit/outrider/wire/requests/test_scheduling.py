@@ -1,7 +1,5 @@
 """Who comes next where not everybody can at once."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

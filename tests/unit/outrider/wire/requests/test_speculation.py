@@ -1,7 +1,5 @@
 """Parameters of drafting: what is K, what a request may ask for together, and what a message may say."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.v1 import common_pb2 as pb

@@ -1,7 +1,5 @@
 """How trees are written, and cut to the room that is left."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.v1 import common_pb2 as pb

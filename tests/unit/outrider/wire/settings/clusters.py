@@ -1,7 +1,5 @@
 """Settings of a cluster."""
 
-from __future__ import annotations
-
 from typing import Any
 
 NO_FLAGS: dict[str, dict[str, Any]] = {

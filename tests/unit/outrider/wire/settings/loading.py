@@ -1,7 +1,5 @@
 """Settings as a process reads them from an environment of a test's."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

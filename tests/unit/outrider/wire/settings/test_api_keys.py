@@ -1,7 +1,5 @@
 """The file of API keys, and the command that writes it."""
 
-from __future__ import annotations
-
 import os
 import stat
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Settings: command line over environment over defaults, everything unknown or impossible refused by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.wire.errors import ConfigError

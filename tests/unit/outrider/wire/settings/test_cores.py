@@ -1,7 +1,5 @@
 """CPU cores: what the setting says, and who gets which."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.wire.errors import ConfigError

@@ -1,7 +1,5 @@
 """Two workers on one GPU: what each may take of its memory, whoever starts them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The settings of pools: what they mean, and what is refused before anything starts."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The settings of a whole system."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path

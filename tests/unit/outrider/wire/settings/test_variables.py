@@ -1,7 +1,5 @@
 """Names of environment variables: what is misspelt, and what Kubernetes wrote."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.wire.errors import ConfigError

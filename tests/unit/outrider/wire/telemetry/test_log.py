@@ -1,7 +1,5 @@
 """Log lines: JSON that parses whatever is logged, and exceptions that quote nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

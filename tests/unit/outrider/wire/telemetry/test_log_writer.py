@@ -1,7 +1,5 @@
 """A log that nobody reads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

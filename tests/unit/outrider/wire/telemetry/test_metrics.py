@@ -1,7 +1,5 @@
 """Every series of gateway and workers: names, labels, help, and the acceptance rate over its window."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import given

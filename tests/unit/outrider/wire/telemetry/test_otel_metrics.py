@@ -1,7 +1,5 @@
 """What a collector of OpenTelemetry gets of requests' times."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.wire.errors import ConfigError

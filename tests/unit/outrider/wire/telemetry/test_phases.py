@@ -1,7 +1,5 @@
 """Phases of a worker's start in its log."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.wire.telemetry.phases import phase_in

@@ -1,7 +1,5 @@
 """Spans: W3C context, sampling, and what a collector gets."""
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Rows of laws, drawn."""
 
-from __future__ import annotations
-
 import torch
 
 VOCAB = 50

@@ -1,7 +1,5 @@
 """Addresses that are printed can be dialled, IPv6 too; and a message limit too small for one row is refused."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """Who waits, and who is refused, where calls are many. Against a server: tests/service/test_call_room.py."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 

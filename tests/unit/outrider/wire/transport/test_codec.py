@@ -1,7 +1,5 @@
 """Tensors on the wire: what goes in comes out, and what breaks a rule is refused by name."""
 
-from __future__ import annotations
-
 import math
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """When a worker that has work and says nothing counts as hung."""
 
-from __future__ import annotations
-
 from outrider.wire.transport.hang_watch import HangWatch
 
 

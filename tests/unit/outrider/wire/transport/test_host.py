@@ -1,7 +1,5 @@
 """Cores of a process: which it is pinned to, and their parts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which method is for which certificate's role."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Proxies between processes."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.wire.transport.rpc import proxy_note

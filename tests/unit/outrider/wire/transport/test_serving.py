@@ -1,7 +1,5 @@
 """Where a server listens, and why it cannot."""
 
-from __future__ import annotations
-
 import socket
 
 import grpc.aio

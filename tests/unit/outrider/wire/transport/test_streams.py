@@ -1,7 +1,5 @@
 """The writer that coalesces and the reader that matches."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Folders of certificates: what is refused and how it is named, what is read again and when."""
 
-from __future__ import annotations
-
 import logging
 import ssl
 import time
