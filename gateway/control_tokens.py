@@ -21,9 +21,9 @@ SEPARATOR_DIGITS = 16
 """Number of random digits of the separator that is inserted into control tokens of users' texts, so many that nobody
 can guess it. Only digits are safe: templates may change the case of letters, and JSON escapes other characters."""
 WORDS = frozenset({"role", "type"})
-"""Names of fields of messages and tools whose values a template compares with fixed words. In these values, and in all
-names of fields, only whole control tokens are cut, so that they are tokenised as text; in other texts, also an
-incomplete one at the beginning or the end."""
+"""Names of fields of messages and tools whose values a template compares with fixed words. In these values, and in
+all names of fields, only whole control tokens are cut, so that they are tokenised as text. Other texts are also cut if
+they begin or end with a part of a control token, which the text around them may complete."""
 
 
 class ControlTokens:

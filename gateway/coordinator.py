@@ -75,7 +75,8 @@ class Coordinator:
         """Let the `num_choices` choices of a request into a model's queue, and return them, not yet started.
 
         caller, weight: digest and weight of the caller's API key; a caller's share of the places is proportional to its
-        weight. Raises Unavailable, or Overloaded with the seconds after which to retry.
+        weight. Raises Overloaded if the queue is full or the wait would be too long, Unavailable if the model is not
+        served or has no usable target, or the gateway is stopping. Both hold the seconds after which to retry.
         """
         model = self._model(model_id)
         reason = model.reason()

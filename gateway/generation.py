@@ -45,7 +45,7 @@ class SpeculationOptions:
     def num_draft_tokens_or(self, default: NumDraftTokens) -> NumDraftTokens:
         """Return the number of draft tokens (K) that the request sets, or `default` if it sets none.
 
-        0 if speculation is off. AUTO if the request names a tree but no number.
+        0 if the request turns speculation off. AUTO if it sets `tree` but no number.
         """
         if not self.enabled:
             return 0
@@ -193,7 +193,7 @@ class ChoiceUsage:
 
     @property
     def plain_reason(self) -> str | None:
-        """Most frequent reason why steps of this choice had no draft tokens; None if there were no such steps."""
+        """Most frequent of PLAIN_REASONS for this choice's steps without draft tokens; None if there were none."""
         return most_common_reason([self.plain_reasons])
 
     @property
@@ -258,7 +258,8 @@ class ServedFacts:
     """Maximal number of choices of one request. It is the number of choices of this model that may run and wait
     together."""
     draft_id: str | None
-    """Model id of the connected draft worker that fits the gateway's default drafter best; None without one."""
+    """Model id of a connected draft worker: of one that runs the gateway's default drafter, if there is one. None if no
+    draft worker is connected."""
     drafters: tuple[Drafter, ...] = ()
     """Drafters that requests may name, including those of workers that are not connected now."""
     default_drafter: Drafter | None = None
@@ -307,7 +308,8 @@ class Generator(Protocol):
         """Let `num_choices` choices of a caller into a model's queue, all or none, before any expensive work.
 
         caller, weight: digest and weight of the caller's API key; a caller's share of the places is proportional to its
-        weight. Raises Overloaded or Unavailable.
+        weight. Raises Overloaded if the queue is full or the wait would be too long, Unavailable if the model is not
+        served or has no usable target.
         """
 
 

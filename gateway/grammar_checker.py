@@ -28,9 +28,9 @@ ENTRY_BYTES = 512
 """Size of a cache entry without the grammar's text, in bytes, measured with tracemalloc and rounded up."""
 
 EXCEEDED_KEPT_S = 60.0
-"""Seconds for which a grammar is refused without a check after its check exceeded a limit. A grammar that is sent over
-and over then costs a sixtieth of a core at the default limit. CPU times vary, so a grammar near the limit may pass
-later."""
+"""Seconds for which a grammar is refused without a check after its check exceeded the limit of CPU time or memory. A
+grammar that is sent over and over then costs a second of CPU time each minute, at the default limit. CPU times vary, so
+a grammar near the limit may pass later."""
 
 
 class CheckerPool(Protocol):

@@ -37,8 +37,8 @@ LAYOUT: Any = {
 }
 """Options of llguidance for the layout of JSON in an output. At most one space follows a comma or a colon, and no other
 white space stands outside strings: models write JSON so, and could go on with white space without end. Escapes such as
-\\u0061 are not allowed, because llguidance treats that name as different from `a`. So a control character that can only
-be written in this way is allowed only if the schema contains it."""
+\\u0061 are not allowed, because llguidance takes a key with it for another key than the one with `a`. A control
+character that JSON writes only as such an escape is therefore allowed only if the schema contains it."""
 MAX_ECHO_CHARS = 300
 """Maximal number of characters of llguidance's error that a refusal quotes."""
 LOCATE_S = 0.02
@@ -100,7 +100,7 @@ def create_json_object_grammar(param: str) -> str:
 def create_regex_grammar(pattern: str, param: str) -> str:
     """Return the grammar of texts that the regular expression, in the syntax of Rust's `regex`, matches as a whole.
 
-    param: name of the request's field, for errors. Raises InvalidRequest.
+    param: name of the request's field, for errors. Raises InvalidRequest for an invalid or too large expression.
     """
     return _placed(lambda: _grammar_of_regex(pattern), param)
 
@@ -116,8 +116,9 @@ def create_choice_grammar(choices: list[str], param: str) -> str:
 def parse_lark_grammar(text: str, param: str) -> str:
     """Return the grammar for a text in GBNF (`root ::= ...`) or in llguidance's dialect of Lark.
 
-    JSON schemas after `%json` in the text are checked like those of requests. Special tokens in the text are refused.
-    param: name of the request's field, for errors. Raises InvalidRequest.
+    JSON schemas after `%json` in the text are checked like those of requests. param: name of the request's field, for
+    errors. Raises InvalidRequest for a text that is invalid or too large, or has a special token or an option that is
+    not offered.
     """
     return _placed(lambda: _grammar_of_lark(text), param)
 
@@ -347,8 +348,8 @@ def _checked(grammar: str) -> str:
 def error_of(grammar: str) -> str:
     """Return llguidance's error for a grammar, or an empty text if it can be compiled and used.
 
-    The grammar is compiled, and the bytes that it allows first are computed. If it allows only one beginning, such as
-    the `{` of an object, the bytes that it allows after that are computed, too.
+    Some errors show only in use. So the bytes that the grammar allows first are computed, too, and if it allows only
+    one beginning, such as the `{` of an object, those that it allows after that.
     """
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LLParserLimits(**parser_limits()))
     if not matcher.is_error():

@@ -17,7 +17,8 @@ NORMALIZED_CHARS = 4
 WHITE_SPACE = tuple(char for char in map(chr, range(0x3001)) if char.isspace())
 SEARCHED_CHARS = 1000
 """Number of characters before a position that are searched for a space between two letters, at which a text can be cut.
-Prose has one in every 20 characters. If none is found, the search starts again twice as far from the text's end."""
+Prose has one in every 20 characters. If there is none, the tokenizer tries a position twice as far from the text's end.
+"""
 SPLIT_REGEXES = frozenset(
     {
         # Llama 3, as cl100k

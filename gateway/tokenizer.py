@@ -35,8 +35,8 @@ from outrider.wire.models.tokenizer_json import (
 from outrider.wire.peer_text import bound_text
 
 BYTES_PER_TOKEN = 8
-"""Bytes of a long text that are tokenised at first, for each token that is needed. English text has about half as many
-bytes per token."""
+"""Bytes of a long text that are tokenised at first, for each token wanted; twice as many if they give too few tokens.
+English text has about half as many bytes per token."""
 CLEARLY_MORE = 1.25
 """A text is refused, and its rest is not tokenised, if its beginning has more than CLEARLY_MORE times the allowed
 number of tokens. A factor near 1 is enough, because cutting a text changes only the tokens of one word."""
@@ -122,7 +122,7 @@ class Tokenizer:
     def ids_within(self, text: str, max_ids: int, add_special_tokens: bool = True) -> list[int] | None:
         """Return the token ids of a text, or None if its beginning already has more than CLEARLY_MORE times `max_ids`.
 
-        The beginning of the text is tokenised first, so that a text with too many tokens is not tokenised as a whole.
+        A text with too many ids is thus not tokenised as a whole. The result may have more than `max_ids`.
         """
         num_chars = _num_chars_read_first(text, max_ids)
         while num_chars < len(text):
@@ -239,7 +239,9 @@ class Tokenizer:
         return name
 
     def piece(self, token_id: int) -> Piece:
-        """Return what a token adds to a decoded text. The result is cached by id."""
+        """Return what a token adds to a decoded text: its bytes; or a text, whose spacing depends on its neighbours; or
+        None for a special token that `decode` leaves out and for an id beyond the vocabulary. Results are cached by id.
+        """
         try:
             return self._pieces[token_id]
         except KeyError:
@@ -282,7 +284,7 @@ class Tokenizer:
         return self.decode([*self._anchor, token_id])[len(before) :]
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the UTF-8 bytes of one token; None for an id beyond the vocabulary."""
+        """Return the UTF-8 bytes of a token, or of a special token's name; None for an id beyond the vocabulary."""
         piece = self.piece(token_id)
         if isinstance(piece, bytes):
             return piece

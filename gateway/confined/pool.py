@@ -44,7 +44,7 @@ START_PAUSE_S = 0.1
 """Seconds between a failed start of a process and the next attempt. Each further pause is twice as long. A start takes
 0.1 to 0.5 s."""
 MAX_START_PAUSE_S = 2.0
-"""Longest pause between two attempts to start a process, in seconds, so that several fit into MAX_WAIT_S."""
+"""Longest pause between two attempts to start a process, in seconds. Several attempts fit into MAX_WAIT_S."""
 
 
 class WorkExceeded(Exception):
@@ -74,7 +74,10 @@ class WorkRefused(Exception):
 
 
 def encode_request(request: Any) -> bytes:
-    """Return a request as JSON. A dataclass becomes an object of its fields. Raises NestsTooDeep."""
+    """Return a request as JSON. A dataclass becomes an object of its fields.
+
+    Raises NestsTooDeep for more than 254 levels.
+    """
     try:
         return orjson.dumps(request)  # 20 times as fast as json, which blocks the event loop for 4 MB
     except TypeError as error:

@@ -31,8 +31,7 @@ LENGTH = struct.Struct(">I")
 NICENESS = 10
 """Number added to the process's niceness, so that the gateway's event loop is scheduled first."""
 MAX_STACK_BYTES = 4 << 20
-"""Limit of the process's stack, in bytes: a quarter of the 16 MiB with which draft and target workers compile the same
-grammars."""
+"""Limit of the process's stack, in bytes: a quarter of the workers' 16 MiB, so that what compiles here does there."""
 MAX_KEPT_BYTES = 32 << 20
 """Limit of the address space that libraries may keep after a piece of work, in bytes. A process that keeps more is
 replaced. Compiling the largest of 300 public schemas takes 60 MB."""

@@ -63,8 +63,8 @@ class TemplateShape:
     """Type in which the template must be given a system message's `tools` to write them: a `list`, or the functions'
     JSON as `text`. None for templates that read no tools there, such as those that read the variable `tools`."""
     marks_roles: bool = True
-    """Whether the template adds anything to the text of a user's message. True also if it refuses a single user
-    message."""
+    """Whether the template adds anything, such as the role, to the text of a user's message. True also if that is
+    unknown, because the template refuses a single user message."""
 
     def arguments_formats(self) -> tuple[ArgumentsFormat, ArgumentsFormat]:
         """Return the types of a tool call's arguments, `text` and `object`, first the one that the template expects."""

@@ -21,8 +21,8 @@ from outrider.wire.kinds import TokenKind
 class BeamSession(Session):
     """State of a beam search. Its committed tokens are levels: a level holds the tokens of all beams at one position.
 
-    A slot is opened with the prompt; then the levels so far are sent to it. Until the search is over, no beam has a
-    final text. At the end of the search all outputs are returned, the best first.
+    A worker's slot is opened with the prompt alone; then it gets the levels so far. Until the search is over, no beam
+    has a final text. At the end of the search all outputs are returned, the best first.
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:

@@ -43,8 +43,8 @@ MOVES = ("full", "draining")
 moves count neither as recoveries nor as retries."""
 
 WASTING = (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_REFUSED)
-"""Reasons why a step used no draft tokens: they came too late, or were refused. After such a step, draft tokens that
-are on their way can no longer be verified."""
+"""Reasons why a step used no draft tokens: they came too late, or were refused. After such a step the gateway cuts the
+draft slots to the committed tokens."""
 
 
 class Decoder:

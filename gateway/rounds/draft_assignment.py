@@ -46,7 +46,11 @@ class DraftAssignment:
         """Name of the draft worker that was left because it failed; None without one."""
 
     def may_stay(self, target: TargetMember) -> bool:
-        """Return whether the choice's draft worker may go on drafting for this target. True if the choice has none."""
+        """Return whether the choice's draft worker goes on drafting for this target. True if the choice has none.
+
+        False if it cannot draft for the choice (not connected, no slot, not compatible, failures), or if another is
+        usable and better: it fits the request's drafter better, or this one failed, is silent or drains.
+        """
         draft = self.member
         if draft is None:
             return True
@@ -61,7 +65,7 @@ class DraftAssignment:
         return not self._model.has_better_draft(draft, target, self._avoid, *self._criteria)
 
     def assign(self, target: TargetMember) -> bool:
-        """Assign the draft worker of `choose` if the choice has none. Return False if no draft worker is available."""
+        """Give the choice the best draft worker for this target if it has none. Return False if none is available."""
         if self.member is None:
             self.member = self.choose(target)
             if self.member is None:
@@ -75,7 +79,11 @@ class DraftAssignment:
         return True
 
     def choose(self, target: TargetMember) -> DraftMember | None:
-        """Return the draft worker that fits the choice best at this target; None if none is available."""
+        """Return the best draft worker for the choice at this target; None if none is available.
+
+        First come those that fit the request (its drafter, its beam search), then those with fewer choices. One that
+        failed for this choice comes last.
+        """
         other = self._model.choose_draft(target, self._avoid, *self._criteria)
         return other or self._model.choose_draft(target, None, *self._criteria)
 
@@ -102,7 +110,7 @@ class DraftAssignment:
             self._has_failed = self.has_misbehaved = True
 
     def note_undelivered(self) -> None:
-        """Record that no delivery of the draft worker has reached the target, whatever the cause."""
+        """Record that MISSING_VERDICTS verdicts in a row showed no delivery of the draft worker, whatever the cause."""
         if self.member is not None:
             self.member.deliveries[self._target].note(CallOutcome.LATE)
             self._has_failed = True

@@ -151,7 +151,7 @@ class DraftSession:
         return self.connection is not None and not self._is_paused
 
     def is_ticket_reused(self, ticket: int, target: Connection) -> bool:
-        """Return whether `advance` would open a new draft slot that delivers under the ticket of an earlier one.
+        """Return whether the draft worker needs a new slot, although an earlier slot has been given this ticket.
 
         Under the rule `rejection` the target keeps the first delivery of a node under a ticket, so those of the new
         slot would be useless. ticket: ticket for this draft worker in the lease. target: connection of the lease's

@@ -1,4 +1,4 @@
-"""Explains a round, for a request that asks for it: adds names and texts to the target's explanation. Pure.
+"""Explains a round, for a request that asks for it: adds the tokens' texts to the target's explanation. Pure.
 
 The explanation goes into the response alone, never into logs, spans or series.
 """
@@ -37,7 +37,7 @@ def is_forced(verdict: tpb.Verdict) -> bool:
 
 
 def explain_round(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gateway_pb2.RoundExplanation:
-    """Return the explanation of a verdict, with the names and texts of its tokens.
+    """Return the explanation of a verdict: what was verified and rejected, with the text of each token.
 
     num_kept: number of the verdict's tokens that stay in the output.
     """

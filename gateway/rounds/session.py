@@ -90,7 +90,9 @@ class Session:
         return len(verdict.token_ids)
 
     def visible_outputs(self, output: RoundOutput) -> Sequence[RoundOutput]:
-        """Return the outputs that the client gets after a round whose result is `output`."""
+        """Return the outputs that the client gets after a round: `output` alone, or in a beam search those of all beams
+        at its end, and none before.
+        """
         return (output,)
 
     @property

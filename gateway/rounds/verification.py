@@ -31,7 +31,7 @@ from outrider.wire.transport.streams import Replies
 log = get_logger(__name__)
 
 REOPENED = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
-"""Error codes after which the slot is opened again and the round repeated."""
+"""Error codes of a target after which the choice's slot there is opened again and the round repeated."""
 MAX_FAULTS = 2
 """Number of failures of targets (internal errors or invalid verdicts) in a row for one choice after which its request
 fails. A request that makes every target fail then does not reach all targets."""
@@ -92,7 +92,8 @@ class Verification:
 
         It is the current target, or another one if the choice cannot continue there.
 
-        Raises WorkerLost, Unavailable or DeadlineExceeded.
+        Raises Unavailable if no target becomes usable in time, WorkerLost if the chosen one is lost at once, and
+        DeadlineExceeded if the request times out.
         """
         if self._member is None or not self._may_stay(self._member):
             self._leave()
@@ -109,7 +110,9 @@ class Verification:
         speculation: speculation of the slot; None for decoding without draft tokens. own: the target's own drafter for
         the slot; None for none.
 
-        Raises Unavailable, WorkerLost, SlotRefused, DeadlineExceeded, InvalidRequest, WorkerFault.
+        Raises SlotRefused if another target should be tried, WorkerLost if the stream ends, DeadlineExceeded if the
+        request times out, InvalidRequest if the target refuses the request as invalid, WorkerFault after MAX_FAULTS
+        failures.
         """
         self.end_lease()
         message = self._session.open_message()
@@ -124,7 +127,7 @@ class Verification:
             await self.member.slot_queue.enter(lambda: self._try_open(target, message))
 
     async def wait_for_retry(self) -> None:
-        """Wait until the gateway's retry budget allows a retry. Raises DeadlineExceeded."""
+        """Wait until the gateway's retry budget allows a retry. Raises DeadlineExceeded if the request times out."""
         retries = self._model.retries
         async with self._in_time():
             while not retries.use_retry():  # noqa: ASYNC110  (the budget refills with time, without an event)
@@ -156,7 +159,8 @@ class Verification:
     async def next_verdict(self, target: Connection) -> tpb.Verdict | None:
         """Wait for the next verdict of the lease. Return None if the round must be repeated.
 
-        Raises WorkerLost, DeadlineExceeded, WorkerFault, InvalidRequest.
+        Raises WorkerLost if the stream ends, DeadlineExceeded if the request times out, InvalidRequest if its grammar
+        cannot go on, WorkerFault for another error of the target or after MAX_FAULTS failures.
         """
         assert self._verdicts is not None, "begin_lease() comes first"
         async with self._in_time():

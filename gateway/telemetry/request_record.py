@@ -51,7 +51,8 @@ def note_failure(error: OutriderError) -> None:
 def request_id_of(given: str | None, prefix: str) -> tuple[str, str]:
     """Return the id of a request and the id of its response.
 
-    given: id that the caller sent, kept if it is valid. prefix: beginning of the response's id, as in OpenAI's API.
+    given: id that the caller sent; if it is None or not valid, a new one is made. prefix: beginning of the response's
+    id, as in OpenAI's API.
     """
     if given is not None and _SANE_ID.fullmatch(given):
         return given, f"{prefix}-{given}"
@@ -82,9 +83,9 @@ class RoundRecord:
 
     @property
     def step_ns(self) -> int:
-        """Duration of the round's step on the target, in nanoseconds.
+        """Duration of the round's step on the target, in nanoseconds. 0 without a verdict.
 
-        The target may have begun it before the previous round's verdict arrived.
+        It may be longer than the round: a target begins a step before the gateway has the verdict of the previous one.
         """
         verdict = self.verdict or tpb.Verdict()
         return 1000 * (verdict.wait_us + verdict.queue_us + verdict.forward_us + verdict.accept_us)
@@ -125,7 +126,8 @@ class RequestRecord:
     """Usage of each choice that has begun."""
     targets: set[str] = field(default_factory=set)
     drafts: set[str] = field(default_factory=set)
-    """Values of `RoundRecord.draft` in the request's rounds; `targets` holds the names of the targets."""
+    """Names of the draft workers (joined by `&`) or own drafters that drafted in the request's rounds; `targets` holds
+    the names of the targets."""
     spans: Spans | None = None
     """Exporter of spans; None if the gateway sends no traces."""
     metrics: ServerMetrics | None = None

@@ -36,7 +36,8 @@ class ModelLoad:
     name: str
     """Model id that requests name."""
     target: str
-    """Value of the label `target` in the model's series of rounds."""
+    """Value of the label `target` in the model's series of rounds: name of the target's checkpoint, with `@` and the
+    pool's name if two checkpoints have one name."""
     num_running: int
     num_waiting: int
     kv_share: float

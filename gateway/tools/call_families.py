@@ -58,8 +58,8 @@ class CallFamily:
     without `opening` and `closing`, unless `lists_one` is True."""
     bare_starts: tuple[str, ...] = ("{", "[")
     lists_one: bool = False
-    """Whether a single call without a marker stands between `opening` and `closing`, as several calls do. Used only if
-    `is_bare` is True."""
+    """Whether a single call without a marker, too, stands between `opening` and `closing`. Used only if `is_bare` is
+    True."""
     in_template: tuple[tuple[str, ...], ...] = ()
     """Texts by which a chat template is recognised: its source contains all texts of at least one of these tuples."""
     parsers: tuple[str, ...] = ()
@@ -494,8 +494,8 @@ FAMILIES: Sequence[CallFamily] = (
     LLAMA3,
     JSON,
 )
-"""All families of calls. A chat template belongs to the first one whose texts it contains, so a family with more
-specific texts stands in front of one whose texts they include."""
+"""All families of calls. A chat template belongs to the first one whose texts (`in_template`) it contains. A family
+whose texts include those of another stands in front of it."""
 BY_PARSER: Mapping[str, CallFamily] = {name: family for family in FAMILIES for name in (family.name, *family.parsers)}
 """Family of calls by the value of `--tool-call-parser` that selects it."""
 _UNKNOWN = re.compile(r"<[^<>\s{}]*(?:tool_?calls?|function_?calls?|invoke|action)(?:\{\})?[^<>\s{}]*>", re.IGNORECASE)

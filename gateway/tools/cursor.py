@@ -83,7 +83,7 @@ class Cursor:
         return True
 
     def skip_space(self) -> Parsing[None]:
-        """Generator, for `yield from`: move the cursor behind white space, by at most MAX_SPACE characters.
+        """Generator, for `yield from`: move the cursor behind white space. After MAX_SPACE characters it stops in it.
 
         It waits for more text until a character that is not white space has come, or the output has ended.
         """

@@ -37,7 +37,7 @@ class Tool:
     of `/v1/chat/completions`."""
 
     def path(self, index: int) -> str:
-        """Return the path of `parameters` in the request, for errors. `index`: index of the tool in the request."""
+        """Return the path of `parameters` in the request, for errors. index: the tool's in the request, from 0."""
         return self.schema_path or f"tools[{index}].function.parameters"
 
     def for_template(self) -> dict[str, Any]:

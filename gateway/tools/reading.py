@@ -183,7 +183,7 @@ def _marker_ids(
 
 
 def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> ToolGrammarRequest | None:
-    """Return the request for a grammar of the whole output. None if no other grammar than `answer` is needed.
+    """Return the data that determine the grammar of the whole output. None if `answer` alone or no grammar is enough.
 
     `offer`: the tools that the model may call. `answer`: the grammar of an answer that is not a call; empty = any text.
     """

@@ -49,7 +49,8 @@ class Families:
 
 
 def families_of(tokenizer: Tokenizer, source: str) -> Families:
-    """Return how a model writes calls and reasoning: as the tokenizer's two parser settings say, or its chat template.
+    """Return how a model writes calls and reasoning: as the tokenizer's `tool_call_parser` and `reasoning_parser` say,
+    or, where one of them is `auto`, as the chat template shows.
 
     `source`: the text of the chat template with which the prompt is written.
     """

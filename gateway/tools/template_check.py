@@ -23,8 +23,9 @@ _REMEDY = "name the family: --tool-call-parser NAME, or give the gateway another
 async def finding(task: dict[str, Any]) -> tuple[str, str, str]:
     """Return (state, what was found, remedy) of the check of a model's chat templates, for `outrider doctor`.
 
-    state: ok, warning or problem. remedy: empty if there is nothing to do. The template is compiled and tried as the
-    gateway does it: in a process of limited time and memory.
+    task: `file`, `configured` and `additional`, as `template_of_files` takes them. state: ok, warning or problem.
+    remedy: empty if there is nothing to do. The template is compiled and tried as the gateway does it: in a process of
+    limited time and memory.
     """
     additional = {name: text.encode() for name, text in task["additional"].items()}
     file = template_of_files(task["file"].encode(), task["configured"], None, additional)

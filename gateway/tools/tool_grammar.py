@@ -31,11 +31,11 @@ TEXT = r"TEXT: /(.|\n)*/"
 _SPACE = r"[\s\x1c-\x1f]*"
 """White space that `str.strip` removes, as the reader does."""
 FREE = rf"FREE: /{_SPACE}(\[{_SPACE}\[(.|\n)*|(\[{_SPACE})?([^\s\x1c-\x1f{{\[](.|\n)*)?)/"
-"""Lark terminal of an answer that cannot be taken for a call without a marker: text that begins neither with a JSON
-object nor with a list of objects."""
+"""Lark terminal of an answer in families whose calls may stand without a marker. So that the answer is not read as a
+call, it begins neither with a JSON object nor with a list of objects."""
 FREE_OF_LISTS = rf"FREE: /{_SPACE}([^\s\x1c-\x1f\[](.|\n)*)?/"
-"""Lark terminal of an answer that cannot be taken for a list of calls without a marker: text that does not begin with
-a `[`."""
+"""Lark terminal of an answer in families whose calls may stand without a marker, always in a list. So that the answer
+is not read as a call, it does not begin with a `[`."""
 _BETWEEN_TAGS = re.compile(r"(?<=>)\n(?=<\w+>)")
 """The line break between the tag that closes a call and the one that opens the next. Some templates write none."""
 _TOKEN_ID = re.compile(r"(<\[\^?)\d+(\]>)")

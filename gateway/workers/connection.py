@@ -180,5 +180,5 @@ class Connection:
         return self._owes_step or len(self._pending) > 0
 
     def note_step(self) -> None:
-        """Record that the worker has made the step that a message called for (`owes_step` of `send`)."""
+        """Record that the worker has made the step that a message sent with `owes_step` called for."""
         self._owes_step = False

@@ -41,8 +41,8 @@ MAX_PATH_BYTES = 4096
 CALL_TIMEOUT_S = 10.0
 """Timeout of the calls GetInfo and GetTokenizer, in seconds. They are made once in each life of a worker."""
 PAIR_TIMEOUT_S = 120.0
-"""Timeout of a pairing check, in seconds. In a check the draft worker registers at the target, sends the target at most
-1 GiB of weights, and tests itself with that target."""
+"""Timeout of a pairing check, in seconds. In a check a draft worker with a head sends the target the weights of its
+projection, at most 1 GiB, so that the target can compute features. Then it tests itself with that target."""
 POLL_S = 0.5
 """Seconds between two polls of a worker that has work from this gateway."""
 IDLE_POLL_S = 1.0
@@ -159,7 +159,7 @@ class WorkerLink:
         """Fetch the worker's WorkerInfo.
 
         Texts in it that are too long are cut, and of the path in `model_id` only the last part is left. Raises
-        grpc.aio.AioRpcError, and IncompatiblePair if the info is too large.
+        grpc.aio.AioRpcError if the call fails, and IncompatiblePair if the info is too large.
         """
         info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
         too_long = describe_excess(info)
@@ -171,7 +171,7 @@ class WorkerLink:
         return info
 
     async def get_tokenizer(self) -> pb.TokenizerFiles:
-        """Fetch the files of the worker's tokenizer. Raises grpc.aio.AioRpcError."""
+        """Fetch the files of the worker's tokenizer. Raises grpc.aio.AioRpcError if the call fails."""
         files: pb.TokenizerFiles = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=CALL_TIMEOUT_S)
         return files
 

@@ -259,8 +259,8 @@ class DraftMember(Member):
         worker goes on drafting for other callers."""
 
     def use_of(self, key: UseKey) -> DraftUse:
-        """Return the record of how many draft tokens of the draft worker were accepted for the choices of one caller
-        (see UseKey). A new key gets an empty record.
+        """Return the record of how many draft tokens of the draft worker were accepted for one caller's greedy choices,
+        or for its others. A new key gets an empty record.
         """
         use = self._uses[key] = self._uses.pop(key, DraftUse())
         if len(self._uses) > MAX_USES:
@@ -325,12 +325,12 @@ class DraftMember(Member):
         return pairing
 
     def is_pairing_due(self, target: TargetMember) -> bool:
-        """Return whether a pairing check with this target is needed, possible and not yet done."""
+        """Return whether a pairing check with this target is needed and not yet done, and both are connected."""
         are_connected = self.connection is not None and target.connection is not None
         return are_connected and self.needs_pairing(target) and self.pairing(target) is None
 
     def can_serve(self, target: TargetMember) -> bool:
-        """Return whether the worker may draft for a choice on this target now."""
+        """Return whether the draft worker is usable, its deliveries reach this target, and the two are compatible."""
         return self.is_usable and self.deliveries[target.name].is_usable and self.is_compatible(target)
 
     def is_compatible(self, target: TargetMember) -> bool:

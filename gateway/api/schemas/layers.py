@@ -91,10 +91,11 @@ class Layer(StrictSchema):
         output: OutputFormat | None,
         **others: Any,
     ) -> UncheckedRequest:
-        """Return the request, not yet tokenized, for one output to a chat of these messages. Raises InvalidRequest.
+        """Return the request, not yet tokenized, for one output to a chat of these messages.
 
         offer: tools that the model may call. names: names of this body's fields, for error messages. output: format
-        that the output must have; None for any. others: values for further fields of the ChatBody.
+        that the output must have; None for any. others: values for further fields of the ChatBody. Raises
+        InvalidRequest for no or too many messages, and for values that /v1/chat/completions refuses.
         """
         if not messages:
             raise InvalidRequest(f"{names.prompt} is empty; give a message", param=names.prompt)

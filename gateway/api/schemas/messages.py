@@ -172,7 +172,7 @@ class ToolBody(LenientSchema):
     function: FunctionBody
 
     def tool(self, index: int) -> Tool | None:
-        """Return this tool as the gateway's Tool.
+        """Return this tool as the gateway's Tool; never None.
 
         index: index of the tool in the request's `tools`, from 0. Error messages name it.
         """
@@ -195,7 +195,7 @@ class LeftOutTool(LenientSchema):
         return {"type": value["type"]}
 
     def tool(self, index: int) -> None:
-        """Return None, because the model does not see the tool."""
+        """Return None, because the model does not see the tool. `index` is not used."""
 
 
 def type_field(value: Any) -> Any:

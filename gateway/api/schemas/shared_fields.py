@@ -50,7 +50,7 @@ SAMPLING = (
     "frequency_penalty",
     "min_tokens",
 )
-"""Fields that have the same name and the same default in SamplingParams."""
+"""Fields of a request body that have the same name and the same default in SamplingParams."""
 
 
 class PredictionBody(StrictSchema):

@@ -57,7 +57,7 @@ class TokenizeBody(StrictSchema):
     def unchecked_request(self, request_id: str) -> UncheckedRequest:
         """Return a request with the chat to tokenize. The body must have `messages`.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest for fields that contradict each other, and for `add_special_tokens: true`.
         """
         if self.add_special_tokens:
             text = "add_special_tokens is true, and a chat has those that its template writes; leave it out"

@@ -23,9 +23,10 @@ class JsonArguments:
     first: str
     tail: str = ""
     others: tuple[str, ...] = field(default=())
-    """Other texts that models write in place of `first`. They are read; grammars and `write` use `first` alone."""
+    """Other texts that models write in front of the arguments, in place of `first`. They are read; grammars and `write`
+    use `first` alone."""
     index: str = "[0-9]+"
-    """Regular expression of the number or id that a model writes in place of INDEX in `first`."""
+    """Regular expression of the number or id for which INDEX stands in `first`, the text in front of the arguments."""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -47,9 +47,9 @@ class JsonObject:
     """Text of the keys that may follow the arguments, in which INDEX stands for nine letters and digits:
     `, "id": "INDEX"`. Empty = there are none."""
     is_exact: bool = field(default=True)
-    """Whether the grammar has the text in front of the arguments as one lexeme: an answer that begins with the same
-    characters must then become a call. False = it has one lexeme for each piece of JSON, for families whose answers may
-    be JSON that begins like a call."""
+    """Whether an answer under the grammar must become a call if it begins with the text in front of the arguments.
+    False = it may also go on as other JSON: the grammar has one lexeme for each piece of JSON, not one for that text.
+    """
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -50,7 +50,10 @@ def _run(target: pb.TokenizerFiles, draft: pb.TokenizerFiles) -> str:
 
 
 def main() -> int:
-    """Read both tokenizers from stdin and write the sentence that names their difference to stdout."""
+    """Read both tokenizers from stdin and write the sentence that names their difference to stdout.
+
+    Return the exit code: 1 if the memory is not enough, else 0.
+    """
     os.nice(10)  # requests come first
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     length = int.from_bytes(sys.stdin.buffer.read(_LENGTH_BYTES), "little")

@@ -33,10 +33,11 @@ def requested_speculation(request: GenerationRequest, config: GatewayConfig) -> 
 def speculation_of(
     request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], num_cached: int
 ) -> Speculation | None:
-    """Return the speculation with which a choice runs on these workers; None for decoding without draft tokens.
+    """Return the speculation with which a choice runs on these workers. None = decoding without draft tokens, because
+    speculation is off or no node of a tree fits into a KV cache.
 
     workers: the target, then the choice's draft workers. All must be able to run the result. num_cached: number of the
-    choice's tokens in the cache of each worker.
+    choice's tokens for which each worker's cache needs room besides draft tokens.
 
     If a worker cannot run trees, a tree becomes a chain as long as the tree is deep. If a worker's KV cache has no room
     for the tree, the tree gets fewer nodes.

@@ -32,19 +32,19 @@ class DraftUse:
     num_verdicts: int = 0
     """Number of verdicts since the draft worker's last trial that paid, or since the first trial began."""
     num_added: float = 0.0
-    """Accepted draft tokens in the draft worker's present trial, plus CARRIED times the number after the previous trial
-    if that paid."""
+    """Accepted draft tokens in the draft worker's present trial, plus CARRIED times this count at the end of the
+    previous trial if that paid."""
     num_others: float = 0.0
-    """Tokens that the target made by itself in the draft worker's present trial, plus CARRIED times the number after
-    the previous trial if that paid."""
+    """Tokens that the target made by itself in the draft worker's present trial, plus CARRIED times this count at the
+    end of the previous trial if that paid."""
     had_drafts: bool = False
     """Whether, in the draft worker's last trial, draft tokens arrived in time, or the target skipped them because they
     would not pay."""
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the draft worker drafts for the next verdict. It does in a trial, i.e. for the first TRIAL of every
-        TRIAL_PERIOD verdicts.
+        """Whether the draft worker drafts for the next verdict. It does in a trial: for the first TRIAL of every
+        TRIAL_PERIOD verdicts since the last trial that paid.
         """
         return self.num_verdicts % TRIAL_PERIOD < TRIAL
 
@@ -53,9 +53,6 @@ class DraftUse:
 
         is_ready: whether draft tokens were there for the verdict's step, or the target skipped them because they would
         not pay.
-
-        A gain of up to MIN_GAIN does not pay, because a working draft worker takes memory bandwidth and power from
-        other processes on its host: 9 % of each step of a target on two cores.
         """
         if self.is_in_use:
             self.had_drafts = is_ready or (self.had_drafts and self.num_verdicts % TRIAL_PERIOD > 0)
