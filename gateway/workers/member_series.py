@@ -15,7 +15,7 @@ STARTING = "starting"
 """State of a worker that is being started, for the first time or after a loss. The registry does not have its address
 yet."""
 AWAY = (State.LOST, State.REFUSED, State.FAILING)
-"""States in which a worker with a WorkerLink (the gateway's client of it) does not serve although it should."""
+"""States of a worker to which the gateway has a link, and which does not serve although it should."""
 
 
 class MemberSeries(Collector):

@@ -49,7 +49,7 @@ class MemberSpec:
     address: str
     """Address of the worker's service as host:port; empty while the worker is being started."""
     deliver_address: str = ""
-    """Address to which draft workers send draft tokens for a target, as host:port."""
+    """Address to which draft workers send draft tokens, as host:port. Only used for a target."""
     is_starting: bool = False
     """Whether the worker is being started. The gateway cannot connect to it yet."""
     is_draining: bool = False

@@ -74,7 +74,7 @@ class NamedWorkers:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def wait_first(self, _timeout_s: float) -> None:
-        """Look up all DNS names once and report the membership. From then on, look them up every LOOK_S seconds.
+        """Look up all DNS names once, so that there is a membership; from then on, every LOOK_S seconds.
 
         Each name has its own task, so that a look-up that times out delays no other.
         """
@@ -90,7 +90,7 @@ class NamedWorkers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def look_up(self) -> None:
-        """Look up every DNS name once, and report the membership if it has changed."""
+        """Look up every DNS name once, and pass the membership to `on_membership` if it has changed."""
         await asyncio.gather(*map(self._look_up, self._listed.members))
         self._report()
 

@@ -37,7 +37,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 
 class RegistryClient:
-    """A client that joins the launcher's registry, and joins again whenever the stream ends."""
+    """A client that gets the gateway's membership from the launcher's registry, and joins again if the stream ends."""
 
     def __init__(
         self,

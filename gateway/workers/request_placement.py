@@ -19,7 +19,8 @@ BALANCE = 1.25
 """The target that a prompt's hash prefers gets the prompt while its load (0 to 1) is below BALANCE times the mean load
 of the targets among which one is chosen, plus SLACK_SLOTS over its number of slots."""
 SLACK_SLOTS = 2
-"""Number of open slots that the target that a prompt's hash prefers may have beyond BALANCE times the mean load."""
+"""Number of slots that a target may fill beyond BALANCE times the mean load (as a part of its slots) and still get the
+prompts whose hash prefers it."""
 FULL_KV_SHARE = 0.95
 """Fraction of its KV blocks in use, 0 to 1, from which a worker counts as full, because a new choice would wait for
 memory."""

@@ -31,13 +31,13 @@ class RoundSeries:
         in which they left."""
 
     def label_of(self, draft: DraftMember | None) -> str:
-        """Return the value of the label `draft` for a draft worker; for None, for the one that connected last."""
+        """Return the label `draft` of a draft worker; for None, that of the one that connected last ("" = none)."""
         if draft is None:
             return self._last_label
         return self._labels().get(draft.name, self._last_label)
 
     def pair(self, label: str) -> PairMetrics:
-        """Return the series of rounds with draft workers whose label `draft` is `label`. Creates them if needed."""
+        """Return the series of rounds whose label `draft` has the value `label`. Creates them if needed."""
         if label not in self._used_labels:
             self._drop_old()
             self._used_labels[label] = None
@@ -51,7 +51,8 @@ class RoundSeries:
         return self._metrics.pair(self.target_label, label)
 
     def update(self) -> None:
-        """Create the series of connected draft workers, and drop the series of all but the last few that have left.
+        """Create the series of connected draft workers. Drop the series of draft models without a worker, except those
+        of the last MAX_GONE_DRAFTS that have counts.
 
         Call it whenever a draft worker connects, leaves or changes, once `target_label` is set.
         """

@@ -97,8 +97,8 @@ class ServedModel:
         self.referenced = asyncio.Event()
         """Event that is set once the reference target is known. That is the first target of the pool that connected."""
         self.num_rounds = self.num_late = 0
-        """`num_rounds`: number of verdicts for slots to which a draft worker had delivered before. `num_late`: number
-        of verdicts that report draft tokens that arrived too late. Both count since the model was first served."""
+        """`num_rounds`: number of verdicts for slots that had a delivery earlier in the lease. `num_late`: number of
+        verdicts that report draft tokens that came too late. Both count since the model was first served."""
         self.removed = False
         self.failures: tuple[str, ...] = ()
         """Reasons why the launcher does not start targets of the pool again."""
@@ -160,7 +160,7 @@ class ServedModel:
         return usable_defaults(stated)
 
     def load(self) -> ModelLoad:
-        """Return the model's load, as each target reported it in its last poll (once or twice a second)."""
+        """Return how many of the model's choices run and wait, and the KV cache in use by each target's last poll."""
         kv_shares = list[float]()
         num_kv_blocks = 0
         for target in self.targets.values():
@@ -180,12 +180,12 @@ class ServedModel:
         )
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
-        """Return the drafter of a request: the one that it names, or else the gateway's default.
+        """Return the drafter of a request: the one that it names, or else the default; for a beam search a draft model.
 
-        A beam search always gets a draft model. A request with a draft tree gets one instead of the default, unless the
-        default merges draft tokens of several pools. With a fixed number of draft tokens, the default `auto` becomes a
-        draft model if the model has a draft pool: the drafter is then always the same, so that a seed reproduces the
-        text. With a prediction, the default draft model becomes a draft model plus the prediction.
+        Instead of the gateway's default, a request with a draft tree gets a draft model, unless the default merges
+        draft tokens of several pools. With a fixed number of draft tokens, `auto` becomes a draft model if the model
+        has a draft pool: the drafter is then always the same, so that a seed reproduces the text. With a prediction, a
+        default draft model becomes a draft model plus the prediction.
         """
         options = request.speculation
         if request.params.beams is not None:
@@ -201,9 +201,8 @@ class ServedModel:
         return options.drafter or default
 
     def pools_for(self, request: GenerationRequest) -> Sequence[str | None]:
-        """Return the names of the draft pools that draft for the request, each with one draft worker.
-
-        `(None,)` means that one draft worker drafts, of any pool.
+        """Return the names of the pools, at most MAX_DRAFT_WORKERS, of which one draft worker each drafts for the
+        request. `(None,)` = only one draft worker drafts, of any pool.
         """
         if self.drafter_for(request).needs_pools and self.draft_pools:
             return self.draft_pools[:MAX_DRAFT_WORKERS]
@@ -214,7 +213,7 @@ class ServedModel:
     async def accept_target(self, info: pb.WorkerInfo, link: WorkerLink) -> None:
         """Check a target that has connected. The first target becomes the reference target.
 
-        Raises IncompatiblePair if the target differs from the reference target.
+        info: what the target says of itself. Raises IncompatiblePair if the target differs from the reference target.
         """
         if not self.referenced.is_set():
             files = await link.get_tokenizer()
@@ -226,9 +225,9 @@ class ServedModel:
         self.reference.check_target(info, link.model_path)
 
     def set_reference(self, reference: ReferenceTarget) -> None:
-        """Set the target with which the model's workers are compared.
+        """Set the reference target, and the model's id: the pool's `model_name` or else the target's own id.
 
-        Raises IncompatiblePair if another pool serves a model with the same id.
+        Raises IncompatiblePair if another pool serves a model with this id.
         """
         name = self.spec.model_name or reference.info.model_id
         pool = self._shared.pools_by_id.setdefault(name, self.spec.name)
@@ -340,7 +339,7 @@ class ServedModel:
     async def place_target(self, choice: object, key: bytes, avoid: str | None = None) -> TargetMember:
         """Wait until a target is usable, and count a choice as placed on it.
 
-        request: any object that stands for the choice. key: digest of the beginning of its prompt, from `prefix_key`.
+        choice: any object that stands for the choice. key: digest of the beginning of its prompt, from `prefix_key`.
         avoid: name of a target that is chosen only if there is no other. Raises Unavailable if no target is usable
         within TARGET_WAIT_S.
         """
@@ -403,10 +402,11 @@ class ServedModel:
         pool: str | None,
         searches: bool,
     ) -> bool:
-        """Return whether another usable draft worker fits the choice better than `draft` does. Load is not compared.
+        """Return whether another draft worker with a free slot can run more of what a choice needs than `draft` can:
+        the request's `drafter` and, if it `searches`, a beam search. Load is not compared.
 
-        avoid: name of a draft worker that does not count. drafter: drafter of the request. pool: pool of the other
-        draft worker; None for any. searches: whether the request is a beam search.
+        target: target of the choice. avoid: name of a draft worker that does not count. pool: pool of the other draft
+        worker; None = any.
         """
         if len(self.drafts) < 2:
             return False

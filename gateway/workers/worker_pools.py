@@ -36,7 +36,7 @@ START_TIMEOUT_S = 300.0
 """Maximal wait at start for targets at given addresses, in seconds. With a registry or DNS names the wait has no end; a
 warning is then logged after this time."""
 ROUND_TIMEOUT_S = 30.0
-"""Maximal time for which a worker with work may make no step before it counts as hung, in seconds."""
+"""Seconds without a step after which a worker that has work counts as hung."""
 DRAFT_MESSAGE_BYTES = 32 << 20
 """Maximal size of a message from a draft worker, in bytes. The largest message is the draft model's tokenizer: Gemma's
 tokenizer.json has 33.4 MB. Receiving that much takes 40 ms of the event loop."""
@@ -45,8 +45,8 @@ DRAFTS_WAIT_S = 20.0
 OTHERS_WAIT_S = 20.0
 """Maximal wait at start for the targets of other pools once one pool can be served, in seconds."""
 REPLY_MAX_AGE_S = 2.0
-"""Age of a worker's last reply, in seconds, up to which the gateway's report names the worker as live. Each worker is
-polled at least once a second."""
+"""Seconds since a worker's last reply up to which the gateway reports to the launcher that the worker responds. Each
+worker is polled at least once a second."""
 
 
 class Pools:

@@ -86,7 +86,7 @@ def remove_variables() -> None:
 
 
 def main() -> int:
-    """Run the system until the program that created the LLM ends or a signal arrives. Return the exit code."""
+    """Run the system of an `outrider.LLM` until its program ends or a signal arrives. Return the exit code."""
     remove_variables()
     task = json.loads(sys.stdin.readline())
     stop = StopFlag()

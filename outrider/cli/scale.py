@@ -25,18 +25,18 @@ _ROLES = {pb.ROLE_TARGET: "target", pb.ROLE_DRAFT: "draft"}
 
 
 def scale(
-    pool: Annotated[str | None, typer.Argument(help="A pool's name; absent = show them all.")] = None,
-    count: Annotated[int | None, typer.Argument(min=0, help="Workers it is to have; absent = only show it.")] = None,
-    registry: Annotated[str, typer.Option(help="host:port of the launcher's registry.")] = "127.0.0.1:7000",
-    tls_dir: Annotated[
-        str | None, typer.Option(help="The launcher's folder of certificates, where it has one.")
+    pool: Annotated[str | None, typer.Argument(help="Name of a pool; absent = show all pools.")] = None,
+    count: Annotated[
+        int | None, typer.Argument(min=0, help="Workers that the pool is to have; absent = only show it.")
     ] = None,
+    registry: Annotated[str, typer.Option(help="host:port of the launcher's registry.")] = "127.0.0.1:7000",
+    tls_dir: Annotated[str | None, typer.Option(help="Folder of the launcher's certificates, if it has any.")] = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Until the pool has them, and others are gone.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until the pool has COUNT workers, and no others.")
     ] = True,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait; the pool goes on in any case.")] = 900.0,
+    timeout: Annotated[float, typer.Option(help="Maximum seconds to wait; the pool changes on after that.")] = 900.0,
 ) -> None:
-    """Show the pools of a running system, or give POOL another COUNT of workers.
+    """Show the pools of a running system, or set the number of workers of POOL to COUNT.
 
     Workers that are no longer needed first finish their running requests.
     """

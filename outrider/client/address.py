@@ -74,12 +74,11 @@ def _with_default_port(text: str, port: int, address: str) -> str:
 
 
 async def find_grpc(address: Address, tls: bool) -> str | None:
-    """Ask the gateway's HTTP server at `address` where the gateway's gRPC server is. Return host:port of the gRPC
-    server.
+    """Ask the HTTP server at `address` for the gateway's gRPC server. Return host:port of that; None = no HTTP
+    server of a gateway is there.
 
-    tls: send the request by https. Returns None if the server at `address` is not a gateway's HTTP server. A server
-    that does not speak HTTP, at a URL that the user gave, is taken for the gRPC server: the URL's host:port is
-    returned. Raises Unavailable if nothing answers.
+    tls: send the request by https. If `address` is a URL and no HTTP is spoken there, its host:port is returned as that
+    of the gRPC server. Raises Unavailable if nothing answers.
     """
     import httpx  # takes longer to import than the rest of the SDK, and few calls need it
 

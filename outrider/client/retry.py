@@ -29,9 +29,10 @@ class RetryPolicy:
     retries: int = 2
     """Maximum number of attempts after the first one; 0 = a call is never tried again."""
     backoff_s: float = 0.1
-    """Upper bound, in seconds, of the random part of the first wait. The bound doubles with each further wait."""
+    """Upper bound, in seconds, of the random time of the first wait, to which a gateway's `retry-after` is added. The
+    bound doubles with each further wait."""
     max_backoff_s: float = 2.0
-    """Upper bound, in seconds, of the random part of any wait."""
+    """Upper bound, in seconds, of the random time of any wait, to which a gateway's `retry-after` is added."""
     max_wait_s: float = 30.0
     """Longest `retry-after` of a gateway, in seconds, that the client waits for. If a gateway asks for more, the error
     is raised at once."""

@@ -236,8 +236,8 @@ class Explanation:
     forward_s: float
     accept_s: float
     draft_s: float | None
-    """Seconds of the draft worker's steps that made the verified draft tokens. They ran in parallel to the round's
-    other parts. None = no draft worker made draft tokens here."""
+    """Seconds of the steps that made the verified draft tokens, summed over the draft workers. They ran in parallel to
+    the round's other parts. None = no draft worker made any, or none sent its time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,13 @@ class Usage:
     num_prompt_tokens: int
     num_completion_tokens: int
     num_rounds: int
-    """Number of the target's steps that verified at least one draft token."""
+    """Number of steps in which the target verified draft tokens of a choice, summed over the choices."""
     num_draft_tokens: int
     """Number of draft tokens that the target verified, accepted or not. Draft tokens that came too late to be verified
     are not counted."""
     num_accepted_tokens: int
     num_plain_steps: int
-    """Number of the target's steps without draft tokens."""
+    """Number of steps in which the target continued a choice without draft tokens, summed over the choices."""
     num_wasted_tokens: int
     """Number of draft tokens that equal the output's tokens but arrived after the target's step that could have
     verified them."""

@@ -27,7 +27,7 @@ class AnswerStart:
 
 
 class AnswerFollower:
-    """State of an AnswerStart drafter for one sequence. It wraps the state (`Follower`) of the wrapped drafter."""
+    """State, for one sequence, of a drafter that proposes no special token as the first token of an output."""
 
     def __init__(self, follower: Follower, num_prompt: int, special_ids: np.ndarray) -> None:
         self._follower = follower

@@ -37,10 +37,9 @@ class Lookup:
 
 
 class Corpus:
-    """Outputs that have ended, kept for the drafter Lookup: the latest ones, up to a number of tokens. Each corpus id
-    has a separate index, so that no user's text is proposed to another.
-
-    Outputs with an empty corpus id are not kept.
+    """Outputs that have ended, kept for the drafter Lookup: the latest ones, with at most `max_tokens` tokens in all.
+    Each corpus id has a separate index, so that no user's text is proposed to another. Outputs with an empty corpus id
+    are not kept.
     """
 
     def __init__(self, min_n: int, max_n: int, max_tokens: int) -> None:
@@ -58,7 +57,7 @@ class Corpus:
         return self._shelves.get(corpus_id)
 
     def add(self, output_ids: Sequence[int], corpus_id: bytes) -> None:
-        """Add an ended output to the corpus. Of an output that is longer than the corpus only the end is kept."""
+        """Add the last `max_tokens` tokens of an ended output. The oldest outputs are forgotten to make room."""
         kept = output_ids[max(0, len(output_ids) - self._max_tokens) :]
         if not corpus_id or len(kept) <= self._sizes[0]:
             return  # too short to have a match with a token after it
@@ -108,10 +107,10 @@ class LookupFollower:
             self._own.pop()
 
     def walk(self) -> LookupWalk:
-        """Return a walk that copies what follows the longest earlier occurrence of the sequence's last tokens. Of
-        equally long ones, an occurrence in the sequence itself is preferred, then the latest.
+        """Return a chain of draft tokens: those that follow the longest earlier occurrence of the sequence's last
+        tokens. Of equally long ones, an occurrence in the sequence itself is preferred, then the latest.
 
-        sequence [1, 2, 3, 9, 1, 2, 3]: the match is [1, 2, 3] at position 0, and the walk proposes 9, 1, 2, 3, 9, ...
+        sequence [1, 2, 3, 9, 1, 2, 3]: the match is [1, 2, 3] at position 0, and the chain is 9, 1, 2, 3, 9, ...
         """
         tail = self._own.last(self._max_n)
         own = self._own.longest(tail)
@@ -133,9 +132,8 @@ class LookupFollower:
 
 
 class LookupWalk:
-    """Chain of draft tokens that are copied from the sequence itself or from the corpus, beginning at one position.
-    After the sequence's own end, the draft tokens copied so far are copied again, so that a text that repeats itself
-    continues.
+    """Chain of draft tokens that are copied from one position of the sequence itself, or of the corpus, onwards. At the
+    end of the sequence it copies the draft tokens made so far, so that a text that repeats itself continues.
     """
 
     def __init__(self, index: SuffixIndex, position: int | None) -> None:

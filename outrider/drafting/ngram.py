@@ -68,8 +68,8 @@ class NgramFollower(TokenSequence):
         return NgramWalk(self._followers, self._orders, last_ids)
 
     def has_next(self) -> bool:
-        """Return whether the sequence's last two tokens also occur together earlier among its last `history` tokens, in
-        which n-grams are counted. If the longest n-gram has two tokens, the last token is enough.
+        """Return whether the sequence's last two tokens also occur together earlier among its last `history` tokens. If
+        no n-grams of three or more tokens are counted, an earlier occurrence of the last token is enough.
         """
         min_context = min(2, self._orders[0] - 1)
         num_counted = len(self.ids) - self._start
@@ -104,7 +104,7 @@ class NgramFollower(TokenSequence):
 
 
 class NgramWalk:
-    """Chain of draft tokens from the counts of an NgramFollower. Each is context for the next, but is not counted."""
+    """Chain of draft tokens from the n-gram counts of a sequence. The draft tokens do not change the counts."""
 
     def __init__(
         self, followers: dict[tuple[int, ...], dict[int, int]], orders: Sequence[int], last_ids: list[int]

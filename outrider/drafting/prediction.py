@@ -77,16 +77,15 @@ class _State(NamedTuple):
     """Position in the prediction of the token that is expected next. It is the prediction's length if the output's last
     tokens do not occur in the prediction."""
     num_agreed: int
-    """Number of consecutive output tokens that agree with the prediction before `position`, including those of the
-    match that led there."""
+    """Number of the output's last tokens that equal those before `position` in the prediction, as far as they were
+    compared; one more while the output agrees from its start."""
     num_needed: int = 1
     """Number of consecutive output tokens that must agree with the prediction before a draft token is proposed. Each
     wrong draft token doubles it, up to MAX_N; each correct one lowers it by one."""
     confirmed_end: int = 0
     """Position in the prediction after the last correct draft token."""
     was_correct: bool | None = None
-    """Whether the draft token proposed for the last output token before this state was correct; None = none was
-    proposed."""
+    """Whether the draft token that was proposed for the output's last token was correct; None = there was none."""
 
 
 class PredictionFollower(TokenSequence):

@@ -88,6 +88,6 @@ class TokenSequence:
 
 
 def sorted_counts(counts: dict[int, int]) -> Counts:
-    """Convert counts by token id to a pair of arrays, in ascending order of the ids."""
+    """Convert counts by token id to two arrays: the ids in ascending order, and the count of each."""
     ids = np.array(sorted(counts), dtype=np.int64)
     return ids, np.array([counts[token_id] for token_id in ids.tolist()], dtype=np.float64)

@@ -15,7 +15,7 @@ class Match:
     """Occurrence of a sequence's last tokens in a SuffixIndex."""
 
     end: int
-    """Position after the match. The token at this position is the continuation."""
+    """Position in the index after the match. The token there is the continuation."""
     length: int
     """Length of the match, in tokens, at most the index's `max_n`."""
 
@@ -56,7 +56,7 @@ class SuffixIndex:
         return self._ids[max(0, len(self._ids) - count) :]
 
     def at(self, position: int) -> int | None:
-        """Return the token at a position; None = it is a boundary between texts or outside the sequence."""
+        """Return the token at a position, counted from the first ever added; None = two texts meet, or none is kept."""
         if not self._first <= position < self.end:
             return None
         return self._ids[position - self._first]

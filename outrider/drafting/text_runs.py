@@ -18,9 +18,9 @@ class TokenBoundary(NamedTuple):
     """
 
     num_committed: int
-    """Number of the target's (committed) tokens before this position."""
+    """Number of the target's (committed) tokens before the boundary."""
     num_own: int
-    """Number of the draft model's tokens before this position."""
+    """Number of the draft model's tokens before the boundary."""
 
 
 class TextRun:

@@ -65,7 +65,7 @@ class Retokenization(Protocol):
         """
 
     def num_ids_within(self, num_committed: int) -> int:
-        """Return the number of leading `ids` whose text lies within the first `num_committed` committed tokens."""
+        """Return how many of the draft model's `ids` lie in the text of the target's first `num_committed` tokens."""
 
 
 class Translation(Protocol):
@@ -81,7 +81,7 @@ class Translation(Protocol):
     target, because the vocabularies share few tokens."""
 
     def draft_id(self, token_id: int) -> int:
-        """Return the draft model's id for a target's id. Only for ids to which `logits` gives a finite logit."""
+        """Return the draft model's id of the token that has `token_id` in the target. Only for tokens of both."""
 
     def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
         """Retokenize for the target the text that the draft model has generated after the committed tokens. Return (ids
@@ -103,7 +103,8 @@ def create_translation(
     needed.
 
     `target_json`, `draft_json`: contents of the files tokenizer.json. `target_size`, `draft_size`: numbers of logits
-    per row. `end_ids`: end-of-text ids of the draft. Raises `ConfigError` if the draft cannot draft for this target.
+    per row. `end_ids`: end-of-text ids of the draft. Raises `ConfigError` if no token is in both vocabularies, or if
+    the text of a tokenizer's tokens is not the concatenation of their bytes.
     """
     if tokenizer_fingerprint(target_json) == tokenizer_fingerprint(draft_json):
         if target_size == draft_size:
@@ -214,7 +215,7 @@ class Intersection:
         """Further ids of the draft with the same text as a shared token: rows of target ids and of draft ids [2, M]."""
         self.num_shared = len(shared)
         self.num_texts = min(target.num_texts, draft.num_texts)
-        """Number of tokens of the smaller vocabulary that stand for text; special tokens are not counted."""
+        """Number of text tokens (no special ones) of the target or of the draft model, whichever has fewer."""
         self.by_strings = self.num_shared < SMALL_OVERLAP * target.num_texts
 
     @property
@@ -273,7 +274,8 @@ class Intersection:
         A special token splits the text: no token spans it, and the draft model gets no token for it.
 
         Example: the target commits "un", "able", "!" and the draft model has the tokens "unable" and "!". The ids are
-        those of "unable" and "!". The boundaries are (0, 0), (2, 1), (3, 2), and there is none after "un".
+        those of "unable" and "!". The boundaries, with the numbers of the target's and of the draft model's tokens
+        before each, are (0, 0), (2, 1), (3, 2); there is none after "un".
         """
         ids = list[int]()
         marks = [TokenBoundary(0, 0)]

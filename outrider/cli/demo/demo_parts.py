@@ -32,8 +32,8 @@ class DemoPart:
     """Prompts whose outputs are measured. The output of the first is also printed."""
     speculation: Speculation
     before: Callable[[str], str] | None = None
-    """Function that turns an output of plain decoding into the request's prediction: the text before an edit that made
-    it the output. None = the requests have no prediction."""
+    """Function that makes the request's prediction from an output of plain decoding, by undoing an edit. None = the
+    requests have no prediction."""
 
 
 def parts() -> list[DemoPart]:

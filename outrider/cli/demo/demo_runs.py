@@ -172,17 +172,17 @@ class Comparison:
     differences: list[dict[str, Any]]
     """The first difference of each output that differs, as a dict: answer (index of the output), position (of the token
     in the output, from 0), expected and found (token ids of transformers and of the output), top2_gap (difference of
-    the two largest logits at this position)."""
+    the two largest logits that transformers computes at this position)."""
 
 
 def measure(
     asking: DemoRequests, prompt: str, speculation: Speculation, before: Callable[[str], str] | None
 ) -> PromptOutputs:
-    """Generate the output for a prompt four times: by plain decoding, twice with drafting, and by plain decoding again.
-    If the machine's other load grows or falls meanwhile, it slows plain decoding and drafting about equally.
+    """Return four outputs to a prompt, made in turn: by plain decoding, twice with drafting, and by plain decoding. If
+    the machine's other load grows or falls meanwhile, it slows plain decoding and drafting about equally.
 
-    asking: sends the requests. before: returns the request's prediction, given the plain output; None = the request has
-    no prediction.
+    asking: sends the requests. before: makes the prediction of the requests with drafting, as the text before an edit,
+    from the first output; None = they have no prediction.
     """
     first = asking.answer(prompt, False)
     prediction = None

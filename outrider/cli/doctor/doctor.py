@@ -40,13 +40,13 @@ def doctor(
         typer.Option(help="Folder, GGUF file or hub id; absent = the demo pair, where --draft names no model."),
     ] = None,
     draft: Draft = None,
-    host: Annotated[str, typer.Option(help="As for `outrider up`.")] = _FIELDS["host"].default,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="As for `outrider up`.")] = _FIELDS["port"].default,
-    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="As for `outrider up`.")] = _FIELDS[
+    host: Annotated[str, typer.Option(help="Host on which the gateway is to listen.")] = _FIELDS["host"].default,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port of the gateway.")] = _FIELDS["port"].default,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC port of the gateway.")] = _FIELDS[
         "grpc_port"
     ].default,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    dtype: Annotated[str, typer.Option(help=f"Of all models: {', '.join(DTYPES)}.")] = "auto",
+    dtype: Annotated[str, typer.Option(help=f"Dtype of all models: {', '.join(DTYPES)}.")] = "auto",
 ) -> None:
     """Check what would go wrong here: versions, cores, ports, memory, GPU, compiler, a draft that does not fit a
     target.

@@ -72,8 +72,8 @@ def checks(host: str, port: int, grpc_port: int, num_drafts: int) -> Iterator[Fi
 
 
 def versions(package: str = "outrider") -> Iterator[Finding]:
-    """Check the versions of Python and of the libraries against the requirements of an installed package. Yields one
-    finding per extra of the package.
+    """Check the versions of Python and of the libraries against the requirements of an installed package. Yields a
+    finding on Python, one on the libraries that are always needed, and one per extra of the package.
     """
     try:
         requirements = list(map(Requirement, metadata.requires(package) or ()))
@@ -190,7 +190,7 @@ def _quota(cgroup: Path) -> float | None:
 
 
 def ports(host: str, required: Mapping[str, int]) -> Iterator[Finding]:
-    """Check whether a gateway could listen on `host` and the given ports. required: port by its command-line option."""
+    """Check whether a gateway could listen on `host` at its ports. required: each port, by the option that sets it."""
     for option, port in required.items():
         try:
             check_free(host, port, option)

@@ -27,7 +27,7 @@ def generate(
     connection: opt.CallOptions,
     prediction: Annotated[
         Path | None,
-        typer.Option(help="A text file that the answer may be or be like, as before an edit: drafts where it is."),
+        typer.Option(help="Text file that the answer may repeat in parts, such as before an edit; drafts copy it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, when all is done.")] = False,
 ) -> None:

@@ -31,7 +31,7 @@ def legend() -> Text:
 
 
 def served_ids(client: Client) -> str:
-    """Return the ids of the models that the gateway serves, as one text."""
+    """Return the ids of the models that the gateway serves, separated by commas."""
     return ", ".join(model.id for model in client.models())
 
 

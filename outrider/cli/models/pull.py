@@ -26,14 +26,14 @@ def pull(
         typer.Argument(metavar="HUB_ID", help="The model's id on the hub, owner/name; of a GGUF file owner/name:FILE."),
     ],
     revision: Annotated[
-        str, typer.Option(help="Branch, tag or commit; other than main, it is started by its folder.")
+        str, typer.Option(help="Branch, tag or commit. Unless it is main, serve the model by its folder.")
     ] = hub.DEFAULT_REVISION,
     to: Annotated[
         Path | None,
         typer.Option(help="Folder to put the files into; absent = the hub's cache (HF_HOME), where `up` finds them."),
     ] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Only look whether all is there; HF_HUB_OFFLINE=1 means the same.")
+        bool, typer.Option("--offline", help="Only check that all files are here; HF_HUB_OFFLINE=1 means the same.")
     ] = False,
 ) -> None:
     """Fetch a model: its configuration, tokenizer, chat template and weights as safetensors, and no other form of them.

@@ -39,7 +39,7 @@ class Scrape:
                 yield found, value
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the sum of the values that `find` yields for the same arguments; None = there is no such sample."""
+        """Return the sum of all samples of the series `name` whose labels include `labels`; None = there are none."""
         values = [value for _, value in self.find(name, **labels)]
         if not values:
             return None
@@ -53,9 +53,7 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class ScrapeInterval:
-    """Two successive scrapes of one process, from which rates are computed. Every method returns None if a scrape does
-    not have the series.
-    """
+    """Two successive scrapes of one process, from which rates are computed."""
 
     before: Scrape
     after: Scrape
@@ -67,7 +65,8 @@ class ScrapeInterval:
 
     def increase(self, name: str, **labels: str) -> float | None:
         """Return how much the sum of the counters with this name and labels grew between the two scrapes. A counter
-        that is new, or whose process was restarted in between, is taken to have grown from 0.
+        that is new, or whose process was restarted in between, is taken to have grown from 0. None = the later scrape
+        has none, or is the only one.
         """
         after = self.after.value(name, **labels)
         if self.is_empty or after is None:
@@ -77,20 +76,20 @@ class ScrapeInterval:
         return after - (self.before.value(name, **labels) or 0.0)
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """Return the increase per second of the counters with this name and labels."""
+        """Return the increase per second of the counters with this name and labels; None = none, or only one scrape."""
         increase = self.increase(name, **labels)
         if increase is None:
             return None
         return increase / (self.after.at_s - self.before.at_s)
 
     def mean(self, name: str, **labels: str) -> float | None:
-        """Return the mean of the values that a histogram observed between the scrapes."""
+        """Return the mean of the values that a histogram observed between the scrapes; None = it observed none."""
         return ratio(self.increase(f"{name}_sum", **labels), self.increase(f"{name}_count", **labels))
 
     def quantile(self, share: float, name: str, **labels: str) -> float | None:
         """Return a quantile of the values that a histogram observed between the scrapes; share: 0 to 1. It is computed
         as in PromQL's histogram_quantile: by linear interpolation in a bucket. In the last bucket, which has no
-        upper bound, the result is the lower bound.
+        upper bound, the result is the lower bound. None = nothing was observed.
         """
         texts = {float(found["le"]): found["le"] for found, _ in self.after.find(f"{name}_bucket", **labels)}
         counts = dict[float, float]()  # observations up to each bound

@@ -35,15 +35,15 @@ away."""
 
 def top(
     gateway: Annotated[
-        str, typer.Option("--gateway", "--address", help="A gateway's HTTP or gRPC address, or its metrics_port's.")
+        str, typer.Option("--gateway", "--address", help="Address of a gateway: of HTTP, gRPC or its metrics_port.")
     ] = "http://127.0.0.1:8000",
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds that rates are taken over.")] = 2.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds over which rates are measured.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, after one interval, and end.")] = False,
     tls_ca: Annotated[
         Path | None, typer.Option(help="PEM file of the CAs to trust; absent = the system's; implies https.")
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file with a certificate to show; needs --tls-key.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's key.")] = None,
 ) -> None:
     """Show a running system: workers, slots, KV cache, acceptance, tokens/s, where time goes, what is wrong.
 

@@ -28,9 +28,9 @@ CA_KEY = "ca-key.pem"
 PUBLIC = "public"
 """Name of the folder with the certificate that the gateway shows to its users."""
 CA_LIFE = timedelta(days=3650)
-"""Time for which the certificate of a new authority is valid."""
+"""Time (timedelta) for which the certificate of a new authority is valid."""
 LIFE = timedelta(days=365)
-"""Default time for which a certificate that the authority issues is valid."""
+"""Default time (timedelta) for which a certificate that the authority issues is valid."""
 _BACKDATED = timedelta(minutes=5)
 """How long before its creation the validity of a certificate begins, since the clocks of machines differ."""
 

@@ -13,16 +13,17 @@ from outrider.wire.errors import ConfigError
 
 
 def certs(
-    folder: Annotated[Path, typer.Argument(help="Where they are put; a CA that is there already signs the new ones.")],
+    folder: Annotated[Path, typer.Argument(help="Where to put the certificates. A CA that is there signs them.")],
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name or address that users reach the gateway by, *.example.com too; may be given several times. "
-            "Absent = those of the certificate before, else this machine's."
+            help="Name or address by which users reach the gateway, such as *.example.com; may be given several times. "
+            "Absent = those of the last certificate, else localhost, 127.0.0.1 and ::1."
         ),
     ] = None,
 ) -> None:
-    """Make or renew certificates: FOLDER/gateway, draft, target and launcher for tls_dir, public for public_tls_dir.
+    """Make or renew certificates, in folders of FOLDER: gateway, draft, target and launcher for the tls_dir of each,
+    and public for the gateway's public_tls_dir.
 
     Running parts read renewed files by themselves. Certificates are valid for a year, the CA for ten. Keep ca-key.pem
     off the machines that serve.

@@ -30,14 +30,18 @@ def new(
     name: Name,
     file: KeyFile = DEFAULT_FILE,
     requests_per_minute: Annotated[int | None, typer.Option(help="Requests a minute; absent = any number.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens of prompt and output a minute.")] = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="Answers running or waiting at once.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and output a minute; absent = any number.")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Answers running or waiting at once; absent = any number.")
+    ] = None,
     weight: Annotated[
-        float, typer.Option(help="Its share of a busy gateway, relative to that of a key of weight 1.")
+        float, typer.Option(help="Share of a busy gateway, relative to that of a key of weight 1.")
     ] = 1.0,
-    expires_days: Annotated[float | None, typer.Option(help="Days until it expires; absent = never.")] = None,
+    expires_days: Annotated[float | None, typer.Option(help="Days until the key expires; absent = never.")] = None,
     control_tokens_in_content: Annotated[
-        str, typer.Option(help="text: control tokens in what its chats hold are text; allow = as the gateway has it.")
+        str, typer.Option(help="text = control tokens in the key's chats are text; allow = the gateway's setting.")
     ] = "allow",
 ) -> None:
     """Make a key. The key is printed on stdout, this once only, and its hash is added to the file."""

@@ -44,7 +44,7 @@ class Endpoints:
     gateways: list[Gateway]
     workers: list[StartedWorker]
     registry: str | None
-    """host:port of the launcher's registry; None = the system runs without Ray."""
+    """host:port of the launcher's registry, which lists the workers; None = the system runs without Ray."""
     chats: bool = False
     """Whether the first served model is made for chats, judged by its chat template."""
 

@@ -17,7 +17,7 @@ from outrider.wire.settings.system import DEMO_NAME, SystemConfig
 
 
 def show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:
-    """Print addresses, memory and a first call of a system that now serves at `endpoints`."""
+    """Print the addresses of a system that now serves, its workers' memory, and an example request."""
     own = Drafter(settings.gateway.get("drafter", Drafter.AUTO)).own
     with_draft = any(worker.role == "draft" for worker in endpoints.workers)
     workers = ", ".join(f"{worker.name} {worker.address}" for worker in endpoints.workers)

@@ -9,8 +9,8 @@ STEADY_S = 30.0
 """Seconds that a process must have been ready when it ends; after less, its life counts as short. After too many short
 lives in a row it is not started again, because a fault probably ends it every time."""
 DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""DELAYS_S[i]: seconds from a process's end to its next start, if `Restarts.num_short` is i + 1. With a num_short above
-the number of delays, the process is not started again."""
+"""DELAYS_S[i]: seconds from end number i + 1 in a row of a process to its next start. The count of ends begins again at
+an end after STEADY_S of being ready. After more ends than there are delays, the process is not started again."""
 
 
 @dataclass(slots=True)
@@ -20,8 +20,8 @@ class Restarts:
     start: Callable[[], object]
     """Function that starts the process, and returns before the process is ready."""
     num_short: int = 0
-    """Number of the process's ends in a row, counted from 1 again at an end after at least STEADY_S of being ready; 0 =
-    it has not ended yet."""
+    """Number of the process's ends in a row. An end after at least STEADY_S of being ready is number 1 again. 0 = it
+    has not ended yet."""
     due_at_s: float | None = None
     """Monotonic time, in seconds, at which an ended process is to be started again; None = no start is due."""
     _ready_at_s: float | None = None

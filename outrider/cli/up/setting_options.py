@@ -66,8 +66,8 @@ def _settings() -> Iterator[_Setting]:
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator of a command with a parameter `settings`: typer gets one option per setting in place of that parameter.
 
-    The command is called with the options' values as `settings`, by part and setting name; None = the option was not
-    given.
+    The command is called with the options' values as `settings`, by part ("gateway", "target", "draft") and setting
+    name; None = the option was not given.
     """
     options = {setting.argument: setting for setting in _settings()}
     before = inspect.signature(command).parameters

@@ -35,10 +35,10 @@ class VllmFlag:
     """Function that converts a value of the flag to Outrider's value, or raises ValueError; None = values are not
     converted."""
     note: str = ""
-    """Note that is printed if the flag is left out, or if it has no values; empty = none."""
+    """Note that is printed if vLLM's flag has no values, or if no flag of ours takes its place; empty = none."""
     refused: str = ""
-    """What the user should type instead of vLLM's flag, which is then accepted only with values in `words`. Empty =
-    every value is accepted."""
+    """What the user should type instead of vLLM's flag with a value that is not in `words`; that value is refused.
+    Empty = every value is accepted."""
 
 
 def _whole(text: str) -> str:

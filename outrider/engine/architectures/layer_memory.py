@@ -222,7 +222,7 @@ def packing_refusal(types: Sequence[str]) -> str | None:
 
 
 def tree_refusal(types: Sequence[str]) -> str | None:
-    """Return why layers of these types run no token trees, whatever the self-test finds; None = it decides."""
+    """Return why layers of these types run no token trees, whatever a self-test finds; None = the self-test decides."""
     for name, kind in memories(types).items():
         if kind.tree_refusal is not None:
             return f"has {name} layers: {kind.tree_refusal}"

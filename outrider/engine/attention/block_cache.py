@@ -101,7 +101,7 @@ class BlockLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the keys and values of the q new tokens of each sequence, [B, H, q, D] each. Return the keys and values
-        that the model is to attend to.
+        of all tokens, cached and new, or only the new ones if the attention path reads the storages itself.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -112,7 +112,7 @@ class BlockLayer(CacheLayerMixin):
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
         """Write the states [B, H, q, D] of the q new tokens of each sequence into a storage, at the storage indices of
-        the plan. Return the states that the model is to attend to.
+        the plan. Return the states of all tokens, cached and new, or `states` if the attention path reads the storage.
         """
         raise NotImplementedError
 

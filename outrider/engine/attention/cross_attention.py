@@ -53,7 +53,8 @@ class SourcePlan:
     input_ids: Tensor
     """Token ids of B sources, padded with 0 to S tokens, [B, S] int64."""
     columns: Tensor
-    """Indices of the N entries that are tokens, among the B * S entries of the padded matrix of sources, [N] int64."""
+    """Indices of the N entries that are tokens among all entries of the padded matrix of sources [B, S], [N] int64. S:
+    tokens of the longest source."""
     shape: tuple[int, int]
     """(B, S): number of sources, and number of tokens of the longest one."""
 
@@ -165,8 +166,8 @@ class CrossAttention:
 
     @property
     def needs_positions(self) -> bool:
-        """Whether the hooks of this class give the decoder the true positions of its tokens, or the distances between
-        them. False = the decoder takes columns of the batch for positions.
+        """Whether the decoder is given the true positions of its tokens, or the distances between them. False = it
+        takes a token's column in the batch for its position.
         """
         return self._sets_positions and (self._positions.is_supported or self._distances.is_supported)
 
@@ -246,7 +247,7 @@ class DecoderPositions:
     def __init__(self, decoder: nn.Module) -> None:
         module = getattr(decoder, "embed_positions", None)
         self.is_supported = isinstance(module, nn.Module)
-        """Whether the decoder has a module `embed_positions`, on which alone these hooks can set positions."""
+        """Whether the decoder has a module `embed_positions`; without it no positions can be set."""
         self._position_ids: Tensor | None = None
         if isinstance(module, nn.Module):
             module.register_forward_pre_hook(self._add_positions, with_kwargs=True)
@@ -283,7 +284,7 @@ class DecoderDistances:
 
     def __init__(self, decoder: nn.Module) -> None:
         self.is_supported = False
-        """Whether the decoder's attention has a bias by distance, in which alone this hook can set distances."""
+        """Whether the decoder's attention has a bias by distance; without it no distances can be set."""
         self._distances: Tensor | None = None
         for module in decoder.modules():
             if getattr(module, "has_relative_attention_bias", False):
