@@ -121,8 +121,8 @@ def check_gpu() -> Find:
 
 
 def check_native() -> Find:
-    """Check whether Outrider's C++ library, which speeds up CPU models and sampling, is compiled already, or can be
-    compiled when the first worker starts.
+    """Return the result of the check whether Outrider's C++ library, which speeds up CPU models and sampling, is
+    compiled already, or can be compiled when the first worker starts.
     """
     try:
         path, compiler = library_path()
@@ -140,8 +140,8 @@ def check_native() -> Find:
 
 
 def check_memory(models: list[Footprint], device_name: str) -> Find:
-    """Check whether the weights of all models and, for each model, a KV cache for one context of full length fit into
-    the free memory of the device.
+    """Return the result of the check whether the weights of all models and, for each model, a KV cache for one context
+    of full length fit into the free memory of the device.
     """
     device = resolve_device(device_name)
     free = memory.free_memory_bytes(device)
@@ -190,7 +190,7 @@ def _write_templates(files: pb.TokenizerFiles) -> None:
 
 
 def main() -> int:
-    """Run the task that is on stdin and print its findings to stdout. Return the exit code, 0."""
+    """Run the checks of the task (`Task`) that is on stdin and print each result to stdout. Return the exit code, 0."""
     with tokenizers_read_once():
         for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline()), _write_templates):
             write_event({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})

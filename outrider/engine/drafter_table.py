@@ -76,8 +76,8 @@ def make_drafters(
     """Create the drafters of these kinds, which must need no model: n-grams, lookup, unigrams and bigrams. Return them
     by kind.
 
-    text: path of the file in which unigrams and bigrams are counted; may be None if `kinds` has neither. Raises
-    ConfigError for a text that cannot be used, and ValueError for a kind that needs a model.
+    text: path of the file in which unigrams and bigrams are counted; may be None if `kinds` has neither. vocab_size:
+    the target's. Raises ConfigError for a text that cannot be used, and ValueError for a kind that needs a model.
     """
     ids: Sequence[int] = ()
     if text is not None:

@@ -30,8 +30,8 @@ class FeatureBuffer:
         return self.start + len(self._data) // self.feature_bytes
 
     def put(self, start: int, data: bytes) -> None:
-        """Store the features of consecutive positions from `start` on, in place of those stored there or after. If
-        `start` is before the stored positions or leaves a gap after them, all of these are dropped.
+        """Store `data`, the features [N, d] bfloat16 of N consecutive positions from `start` on. Stored features of
+        these and later positions are dropped first; all are, if `start` is before them or leaves a gap after them.
         """
         if not self.start <= start <= self.end:
             self.clear(start)
@@ -54,6 +54,6 @@ class FeatureBuffer:
             self.start = start
 
     def read(self, start: int, end: int) -> bytearray:
-        """Return the features of positions `start` (inclusive) to `end` (exclusive), all of which must be stored."""
+        """Return the features of positions `start` to `end` - 1, which must be stored: [end - start, d] bfloat16."""
         assert self.start <= start <= end <= self.end, "not all of them are here"
         return self._data[(start - self.start) * self.feature_bytes : (end - self.start) * self.feature_bytes]

@@ -212,7 +212,7 @@ class KVPool:
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> int:
-        """Remove one table from the holders of each block, in the table's order. Return how many blocks became free."""
+        """Count one table fewer that holds each of these blocks (in its order). Return how many became free."""
         num_freed = 0
         for block in reversed(blocks):  # blank ones are handed out again in order; of idle ones the tail goes first
             assert self._references[block] > 0, f"block {block} is freed twice"

@@ -47,7 +47,7 @@ class SpareMemory:
     num_bytes: int = 0
     """Size of this memory in bytes."""
     tap_bytes: int = 0
-    """Bytes of this memory that the hidden states of one tap take while a step runs."""
+    """Bytes of this memory that a tap takes: its hidden states of full steps, also those in captured CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class MemoryBudget:
     weights_bytes: int
     """Size of the loaded weights in bytes."""
     activations_bytes: int
-    """Bytes of activations of a full step at the default K, by the model's widths. Requests may set a larger K."""
+    """Bytes of activations of a full step at the default K (a larger one may take more), by the model's widths."""
     free_bytes: int
     """Bytes that are free on the device after the weights were loaded."""
     graphs_bytes: int = 0
     """Bytes of the captured CUDA graphs: as many as the activations of the widest captured step."""
     tap_bytes: int = 0
-    """Bytes that the hidden states of one tap take while a step runs."""
+    """Bytes that a tap takes: its hidden states of full steps, also those in captured CUDA graphs."""
 
     def spare(self, cache_bytes: int) -> SpareMemory:
         """Return the memory that is left for heads beside a KV cache of `cache_bytes`."""
@@ -173,9 +173,9 @@ def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int
     masks.
 
     limits: the different pairs (window, chunk) by which layers limit attention, in tokens; None = no limit. All layers
-    of a pair share one mask. The result also counts the boolean array from which a mask is made. itemsize: bytes of one
-    number of a mask, times the number of query heads that have a copy of it. num_tokens: number of tokens of all
-    prefill rows. context: maximum number of keys that a row attends to.
+    of a pair share one mask. The result also counts the boolean array from which a mask is made. itemsize: bytes that a
+    mask takes for a query and a key, in all copies for query heads. num_tokens: number of tokens of all prefill rows.
+    context: maximum number of keys that a row attends to.
     """
     # limits {(None, None), (4, None)}, itemsize 2, 3 tokens, context 10: 30 booleans, masks of 3 x 10 and 3 x 7 numbers
     total = num_tokens * context
@@ -233,8 +233,8 @@ def hold_memory_lock() -> Iterator[None]:
 
 
 def new_storage(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return new storage for a cache: uninitialised on a GPU; zeros on a CPU, to which the kernel assigns memory page
-    by page at the first write. Raises OSError or RuntimeError if there is too little memory.
+    """Return new storage for a cache: uninitialised on a GPU; zeros on a CPU, where a page of memory
+    is taken only when it is first written. Raises OSError or RuntimeError if there is too little memory.
     """
     if device.type != "cpu" or 0 in shape:
         return torch.empty(shape, dtype=dtype, device=device)

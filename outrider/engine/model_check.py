@@ -35,7 +35,7 @@ from outrider.wire.models.model_id import full_name, local_path
 from outrider.wire.models.pair import describe_incompatibility, has_same_tokens, is_compatible
 
 Find = tuple[Literal["ok", "warning", "problem"], str, str]
-"""Result of one check: its state, what was found, and the remedy (empty if none is needed)."""
+"""Result of one check: ok, warning or problem; what was found; and the remedy (empty if none is needed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Task:
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """Return the task that a line of JSON contains."""
+        """Return the task that a line of JSON contains, which `outrider doctor` sends to the process that checks."""
         return cls(**json.loads(line))
 
 
@@ -69,7 +69,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts that the files of a decoder-only or encoder-decoder model state."""
+    """Facts for `outrider doctor` that the files of a decoder-only or encoder-decoder model state."""
 
     info: pb.WorkerInfo
     """Description that a worker of this model would give in GetInfo, as far as it follows from the files."""
@@ -144,7 +144,7 @@ def check_draft(draft: str, target: ModelFacts, task: Task) -> tuple[Footprint, 
     """Return the footprint of a draft, the notes on its files (sentences about contents that a user may not expect),
     and the result of the check whether the draft fits the target.
 
-    Raises ConfigError if it cannot draft for the target.
+    draft: folder, GGUF file or hub id of a model or head. Raises ConfigError if it cannot draft for the target.
     """
     assert task.target is not None
     files = Checkpoint(draft)

@@ -81,8 +81,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Run one forward over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
-        rows, as an inference tensor.
+        """Run one forward over the rows. Return the logits of each row's last `num_logits` tokens,
+        [sum(num_logits), V] float32 in the order of the rows, as an inference tensor.
 
         Reserves blocks for the new tokens and for sources that are to be encoded, and writes their keys and values.
         Raises OutOfBlocks if there are too few. Raises InvalidRequest for a token id outside the vocabulary, for a row
@@ -145,9 +145,9 @@ class ModelRunner:
         fed as a chain.
 
         path: indices of nodes in row.parents, each the parent of the next, the first a child of the token before the
-        tree; empty = no node is kept. The table then has row.tree_start + len(path) tokens. Blocks that other tables
-        use are copied before they are changed. Raises OutOfBlocks if a copy needs a block and none is free; then
-        nothing is changed.
+        tree; empty = no node is kept. The row's table then has the tokens before the tree and the nodes kept. Blocks
+        that other tables use are copied before they are changed. Raises OutOfBlocks if a copy needs a block and none is
+        free; then nothing is changed.
         """
         # tree_start 10, parents [-1, 0, 0, 2], path [0, 2]: token 12 moves to 11, and the table has 12 tokens
         assert row.parents is not None and isinstance(self.path, TreePath), "no token tree"

@@ -40,7 +40,7 @@ configuration states one. They cannot run token trees."""
 
 
 class Tree(Protocol):
-    """Sequence that may end with a token tree. `Row` implements it."""
+    """Interface of a sequence that may end with a token tree, such as `Row`."""
 
     @property
     def num_tokens(self) -> int:
@@ -103,21 +103,21 @@ class DenseLayer(BlockLayer):
     their own."""
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
-        """Write the states [B, H, q, D] of q new tokens per sequence into a storage. Return the states of all L
-        columns, cached and new, [B, H, L, D].
+        """Write the states [B, H, q, D] of q new tokens per sequence into a storage. Return the states of the
+        padded batch, cached and new, [B, H, L, D], L being its length in tokens.
         """
         self._write(storage, states)
         return self._read(storage, 0)
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Write a sparse indexer's keys [B, q, D] of q new tokens per sequence. Return the indexer's keys of all L
-        columns, cached and new, [B, L, D].
+        """Write a sparse indexer's keys [B, q, D] of q new tokens per sequence. Return the indexer's keys of the padded
+        batch, cached and new, [B, L, D], L being its length in tokens.
         """
         return self.update_index(indexer_key_states.unsqueeze(1)).squeeze(1)
 
     def update_index(self, idx_k: Tensor) -> Tensor:
-        """Write a block indexer's keys [B, 1, q, D] of q new tokens per sequence. Return the indexer's keys of all L
-        columns, cached and new, [B, 1, L, D].
+        """Write a block indexer's keys [B, 1, q, D] of q new tokens per sequence. Return the indexer's keys of the
+        padded batch, cached and new, [B, 1, L, D], L being its length in tokens.
         """
         if self.plan is None:
             return idx_k
@@ -188,7 +188,7 @@ class DenseLayer(BlockLayer):
         return num_past
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number L of columns of a mask, cached and new, and the index of the first column, (L, 0)."""
+        """Return, for transformers' masks, the padded batch's length in tokens, cached and new, and first index, 0."""
         return self.get_seq_length() + query_length, 0
 
 

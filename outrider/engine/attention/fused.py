@@ -25,7 +25,8 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
 PADDED = 16
-"""Multiple, in elements, to which values and hidden states are padded in memory. The kernels are compiled for it."""
+"""Multiple to which the width of attention's values and of hidden states is padded in memory. The kernels are compiled
+for it."""
 
 
 class FusedPath:

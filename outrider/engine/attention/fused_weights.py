@@ -48,8 +48,8 @@ KINDS = {torch.float32: NumberKind.FLOAT32, torch.bfloat16: NumberKind.BFLOAT16}
 MAX_HEAD_SIZE = 256
 """Maximum number of columns of an attention head for which the kernels are compiled."""
 MIN_TABLE_BYTES = 64 << 20
-"""Size in bytes up to which tables of rotary cosines and sines are always accepted: their size for 131,072 tokens and
-attention heads of 128 columns. Larger tables are accepted only up to the size of the model's weights."""
+"""Size in bytes of a model's tables of rotary cosines and sines up to which the fused path always runs it: their size
+for 131,072 tokens and attention heads of 128 columns. A model with larger tables is run if its weights are as large."""
 
 
 @dataclass(frozen=True, slots=True)

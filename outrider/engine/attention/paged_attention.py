@@ -24,11 +24,11 @@ from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.token_tree import visible_tokens
 
 TOGETHER_BYTES = 1 << 20
-"""Maximum size in bytes of the padded keys of sequences whose attention is computed in one call. Measured on a CPU: 32
-sequences of 16 to 64 tokens take 1.27 times as long as on `dense` with a call for each, and as long as on `dense` with
-one call for all. Above 1 MiB nothing is gained, and allocating memory costs time."""
+"""Maximum size in bytes of the padded keys of sequences whose attention is computed in one call on a CPU. Above it,
+nothing is gained, and allocating memory costs time (measured)."""
 TOGETHER_BYTES_ON_DEVICE = 64 << 20
-"""The limit TOGETHER_BYTES for a GPU, where a call costs more and the copy to padded keys less. Not measured."""
+"""Maximum size in bytes of the padded keys of sequences whose attention is computed in one call on a GPU, where a call
+costs more and the copy to padded keys less. Not measured."""
 COLUMNS_ALIGNED = 16
 """Multiple to which a mask's number of columns is padded in memory. If it is no multiple of 8, torch copies the mask
 for each layer."""
@@ -69,8 +69,8 @@ class _Group:
 
 
 class TorchAttention:
-    """Attention by torch's scaled_dot_product_attention, one call for each group of sequences. Implements the interface
-    `PagedAttention`.
+    """Attention by torch's scaled_dot_product_attention. Short sequences with equally many new tokens share calls.
+    Implements the interface `PagedAttention`.
     """
 
     def __init__(self) -> None:

@@ -62,11 +62,11 @@ class PagedLayer(BlockLayer):
         return flat.index_select(0, self.plan.gather).transpose(0, 1).unsqueeze(0)
 
     def get_seq_length(self) -> int:
-        """Return 0, which has no effect, since positions are always given."""
+        """Return 0 for transformers, without effect: this path passes all positions itself."""
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return a mask's number of columns and first index, without effect: this path makes no masks."""
+        """Return a mask's number of columns and first index for transformers, without effect: masks are not used."""
         return query_length, 0
 
 
@@ -89,7 +89,8 @@ class PagedCache(BlockCache):
         self._limits = [layer_limits(config, index) for index in range(num_layers)]
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """Return 0 for the whole model, whose positions are always given; for one layer a tensor [T] int64.
+        """Return for one layer a tensor [T] int64. For the whole model return 0, without effect: this path passes all
+        positions itself.
 
         The tensor is the position of each of the forward's T new tokens minus its index among them. Llama 4's layers,
         whose attention has a temperature by position, add it to the indices 0 to T - 1 and so get the positions.

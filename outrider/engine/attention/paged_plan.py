@@ -234,7 +234,7 @@ class PagedAttention(Protocol):
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions) -> Tensor:
         """Compute attention for query [T, Hq, D], of T new tokens and Hq query heads, over the storages of keys and
-        values. Return the output [T, Hq, Dv].
+        values. Return the output [T, Hq, Dv], Dv being the width of a value.
 
         keys: [num_blocks + 1, block_size, Hkv, D]. values: [num_blocks + 1, block_size, Hkv, Dv]. Both already contain
         the new tokens' keys and values, of Hkv KV heads. Query head h reads KV head h // (Hq / Hkv). Raises
@@ -245,7 +245,7 @@ class PagedAttention(Protocol):
         self, query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, options: AttentionOptions
     ) -> Tensor:
         """Compute attention for query [T, Hq, D], of T new tokens and Hq query heads, over S concatenated keys. Return
-        the output [T, Hq, Dv].
+        the output [T, Hq, Dv], Dv being the width of a value.
 
         keys: [S, Hkv, D], values: [S, Hkv, Dv], of all sequences and Hkv KV heads; `plan.cu_seq_kv` has the index at
         which each sequence begins. This serves latent attention (MLA), whose blocks contain latents: the model reads

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 class Inputs:
-    """Named buffers on the device: views of one flat buffer, so that one copy from the host fills all of them."""
+    """Named device buffers for a plan's tensors: views of one flat buffer, so that one copy from the host fills all."""
 
     def __init__(self, shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]], device: torch.device) -> None:
         """shapes: (shape, dtype) of each buffer by name, the wide dtypes first, so that every view is aligned."""
@@ -118,11 +118,11 @@ class StaticPlan:
         self.load([])  # until the first rows are loaded everything stays in the trash block
 
     def load(self, rows: Sequence[Row], made_up_id: int = 0) -> int:
-        """Fill the plan with at most `num_rows` rows. Return the number of valid entries of `logits_at`.
+        """Fill the plan, made for `num_rows` rows of `width` tokens. Return the number of valid entries of `logits_at`.
 
-        Blocks must be reserved in the rows' block tables. Each row must have at most `width` new tokens, and at least
-        `width` tokens, cached and new. Missing rows are made up of tokens of the id `made_up_id`. Raises InvalidRequest
-        for a token id outside the vocabulary.
+        rows: at most `num_rows`, with blocks reserved in their block tables. Each must have at most `width` new tokens,
+        and at least `width` tokens, cached and new. Missing rows are made up of tokens of the id `made_up_id`. Raises
+        InvalidRequest for a token id outside the vocabulary.
         """
         flat, values = self.inputs.new_values()
         ids = values["ids"].reshape(-1, self.width)  # [num_rows, width]

@@ -109,12 +109,11 @@ def batch_sizes(max_rows: int) -> list[int]:
 
 
 def best_shape(shapes: Iterable[StepShape], rows: Sequence[Row]) -> StepShape | None:
-    """Return the shape with the fewest tokens into which the rows fit; None if there is none or its padding costs more
-    than an eager step.
+    """Return the smallest shape, by its number of tokens, into which the rows (sequences) fit; None if there is none,
+    or if it has more than FREE_TOKENS tokens and more than twice as many as the rows have new ones.
 
-    A row (sequence) with fewer new tokens than the shape has per row also feeds its last cached tokens again. So a
-    shape may not have more tokens per row than the shortest row has, cached and new together. Padding costs too much if
-    the shape has more than twice as many tokens as the rows have new ones, and more than FREE_TOKENS.
+    A row with fewer new tokens than the shape has per row also feeds its last cached tokens again. So a shape may not
+    have more tokens per row than the shortest row has, cached and new together.
     """
     if not rows:
         return None
@@ -171,8 +170,8 @@ class StepGraphs:
         self._captured: dict[StepShape, _CapturedStep] = {}
         self.taps: Sequence[int] = ()
         """Taps whose hidden states `run` currently returns. A step that was captured without one of them is captured
-        again before its next use, not at once: capturing all steps again would stop a worker for as long as its start
-        took. A tap that is no longer set stays in the graph, where it costs memory and a copy per step."""
+        again before its next use. A tap that is no longer set stays in the graphs captured with it, where it costs
+        memory and a copy per step."""
         self._logits = torch.empty(0, vocab_size, device=device)  # of the last replay, [tokens, V] float32
 
     @property

@@ -55,8 +55,8 @@ def parse_added_tokens_decoder(model: str, config: Mapping[str, Any]) -> dict[in
 
 
 def read_added_tokens(model: str, config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[int, AddedToken]:
-    """Return the added tokens by id that added_tokens.json of an older folder lists, without those that the tokenizer
-    already has.
+    """Return the added tokens by id that added_tokens.json lists, without those that the tokenizer already has. This
+    file is read if tokenizer_config.json has no `added_tokens_decoder`.
 
     config: content of tokenizer_config.json, which names the special tokens. Raises ConfigError for an entry that is
     not a token.
@@ -74,11 +74,11 @@ def read_added_tokens(model: str, config: Mapping[str, Any], tokenizer: Tokenize
 
 
 def add_tokens(model: str, tokenizer: Tokenizer, listed: Mapping[int, AddedToken], config: Mapping[str, Any]) -> bool:
-    """Complete the tokenizer, in place: add the listed and special tokens that it does not have, and set the listed
-    flags on the tokens that it has.
+    """Complete the tokenizer, in place: add the tokens in `listed`, and the special tokens in `config`, that it does
+    not have, and set the flags in `listed` on the tokens that it has. Return whether anything changed.
 
-    listed: added tokens by id. config: content of tokenizer_config.json. Returns whether anything changed. Raises
-    ConfigError for a token that cannot get its listed id.
+    listed: added tokens by id. config: content of tokenizer_config.json. Raises ConfigError for a token that cannot get
+    its id in `listed`.
     """
     before = _describe_added_tokens(tokenizer)
     new = {}

@@ -67,7 +67,7 @@ _cache: ContextVar[dict[str, FoundTokenizer | None] | None] = ContextVar("found_
 
 def tokenizer_files(model: str) -> pb.TokenizerFiles:
     """Return the files of a model's tokenizer; an optional file that is missing is empty. Raises ConfigError if there
-    is no tokenizer, or if it is damaged or contradicts itself.
+    is no tokenizer, or if its files are damaged, contradict each other or cannot be converted.
     """
     return read_tokenizer(model).files
 
@@ -75,7 +75,7 @@ def tokenizer_files(model: str) -> pb.TokenizerFiles:
 def read_tokenizer(model: str) -> FoundTokenizer:
     """Return the tokenizer of a folder, GGUF file or hub id.
 
-    Raises ConfigError if there is none, or if it is damaged or contradicts itself.
+    Raises ConfigError if there is none, or if its files are damaged, contradict each other or cannot be converted.
     """
     found = find_tokenizer(model)
     if found is None:
@@ -86,8 +86,8 @@ def read_tokenizer(model: str) -> FoundTokenizer:
 
 
 def find_tokenizer(model: str) -> FoundTokenizer | None:
-    """Return the tokenizer of a folder, GGUF file or hub id; None if it has none. Raises ConfigError if it is damaged
-    or contradicts itself.
+    """Return the tokenizer of a folder, GGUF file or hub id; None if it has none. Raises ConfigError if its files
+    are damaged, contradict each other or cannot be converted.
     """
     cache = _cache.get()
     if cache is None:

@@ -35,19 +35,18 @@ COUNTS = ("layer", "layers", "expert", "experts", "head", "heads", "labels", "bl
 GGUF_COUNTS = ("block_count", "expert_count", "head_count")
 """Endings of keys in GGUF files whose value is a number of modules to build."""
 MAX_COUNT = 1 << 16
-"""Maximum value of the fields in COUNTS and GGUF_COUNTS. The largest known value is the 21,841 labels of
-ImageNet-21k."""
+"""Maximum number of modules that a field of a configuration may state (COUNTS, GGUF_COUNTS). The largest known value is
+the 21,841 labels of ImageNet-21k."""
 MODULES_PER_TENSOR = 32
-"""Maximum number of modules of a network per tensor in its files. Llamas have 1.6. The highest ratios are of networks
-in which each expert is a module and all experts are in one tensor."""
+"""Number of modules of a network per tensor in its files above which it is refused. Llamas have 1.6. The highest ratios
+are of networks in which each expert is a module and all experts are in one tensor."""
 MIN_MODULES = 4096
-"""Number of modules that a network may always have, whatever its files contain. Building this many takes less than a
-second."""
+"""Number of modules up to which MODULES_PER_TENSOR does not apply. Building this many takes less than a second."""
 PARAMETERS_PER_ELEMENT = 2
-"""Maximum number of a network's parameters for each number in its files. The ratio reaches 2 when the files store
-embedding and output projection as one tensor and the network has both."""
+"""Number of a network's parameters per number in its files above which it is refused. The ratio reaches 2 when the
+files store embedding and output projection as one tensor and the network has both."""
 MIN_PARAMETERS = 1 << 26
-"""Number of parameters that a network may always have, whatever its files contain: 256 MiB in float32."""
+"""Number of a network's parameters up to which PARAMETERS_PER_ELEMENT does not apply: 256 MiB in float32."""
 COMPLEX = ("C64", "C128")
 """Names, in safetensors, of the dtypes of complex numbers. Files with these are refused."""
 
@@ -71,8 +70,8 @@ class TensorHeader:
 def read_headers(model: str) -> dict[str, TensorHeader]:
     """Return the headers of all weights of a folder, GGUF file or hub id by tensor name; empty if there are no weights.
 
-    Raises ConfigError for a damaged file, a wrong index, and complex weights, of which torch would keep only the real
-    part.
+    Raises ConfigError for a damaged file, for an index that does not agree with the files, and for complex weights, of
+    which torch would keep only the real part.
     """
     headers = {}
     gguf = gguf_path(model)
@@ -95,7 +94,7 @@ def read_headers(model: str) -> dict[str, TensorHeader]:
 def weight_paths(model: str) -> list[Path]:
     """Return the paths of the safetensors files with the weights, sorted by name; empty if there are none.
 
-    Raises ConfigError for a wrong index.
+    Raises ConfigError for an index that does not agree with the files.
     """
     mapped = weight_map(model)
     if mapped is not None:

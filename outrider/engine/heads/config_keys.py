@@ -41,8 +41,8 @@ class Keys:
         return found
 
     def number(self, *names: str, min_value: int, max_value: int = MAX_NUMBER) -> int:
-        """Return the value of the key with one of these names. Raises `ConfigError` unless it is a whole number from
-        `min_value` to `max_value`.
+        """Return the value of the key that is stored under any of these alternative names. Raises `ConfigError` if
+        there is none, or unless it is a whole number from `min_value` to `max_value`.
         """
         value = self.get(*names)
         if type(value) is not int or not min_value <= value <= max_value:

@@ -44,8 +44,8 @@ UNSERVED = {
     "output_multiplier": "scaled logits",
 }
 """Keys of config.json that switch on computations that this code does not have, each with the computation's name for
-errors. A head is refused if one of these keys has a value other than 0, false or null, which switch the computation
-off, or 1, which is a factor without effect."""
+errors. A head is refused if one of these keys is set. 0, false and null count as not set, and so does the number 1, a
+factor without effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ NAMES = ((r"midlayer\.", "layers.0."),)
 """Pairs of a pattern and a replacement. They turn the tensor names of the original EAGLE repository into the names in
 `Eagle3Head`."""
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Alternative keys of config.json for the mask token id: speculators' name, then two that vLLM reads."""
+"""Alternative keys of config.json for the mask token id: that of the library speculators, then two that vLLM reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Eagle3Config(LlamaFacts):
 
 class Eagle3Head(LlamaHead, CarryHead):
     """Network of an EAGLE-3 or P-EAGLE head, without the projection of the target's hidden states. Its tensors have the
-    names of speculators' files.
+    names in files of the library speculators.
     """
 
     facts: Eagle3Config

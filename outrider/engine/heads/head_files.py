@@ -258,8 +258,8 @@ class HeadReader(Keys):
         return HeadFiles(facts, self.tensors, projection, undecided)
 
     def fill_from_target(self, facts: HeadFacts) -> None:
-        """Add the target's embedding and lm_head to `tensors` where the head has none of its own. Then cut padding rows
-        off the embedding and the lm_head.
+        """Add the target's embedding and lm_head to `tensors` where the head has none of its own. Then cut rows off
+        the embedding and the lm_head that are beyond the vocabulary sizes in `facts`.
 
         If config.json sets tie_word_embeddings and the head has an embedding of its own, that embedding is also its
         lm_head. Raises `ConfigError` if the target's tensors are needed and do not have the head's width.

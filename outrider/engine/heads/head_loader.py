@@ -79,8 +79,8 @@ class LoadedHead:
 
     @property
     def path(self) -> AnyHeadPath:
-        """Attention path of `runner`. After a forward, its `hidden` has the head's hidden states. Only for a head with
-        a KV cache.
+        """Attention path of `runner`. After a forward, its `hidden` has the head's hidden states at the positions of
+        the logits. Only for a head with a KV cache.
         """
         assert self.runner is not None and isinstance(self.runner.path, HeadPath | FusedHeadPath), "it has no cache"
         return self.runner.path

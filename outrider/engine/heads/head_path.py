@@ -54,8 +54,8 @@ class HeadPath(PagedPath):
             self.forward([Row(table, [0], 0, 0, (), features=torch.zeros(1, self.head.facts.width))])
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Run the head over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
-        rows, and set `hidden` to the hidden states at the same positions.
+        """Run the head over the rows. Return the logits of each row's last `num_logits` tokens,
+        [sum(num_logits), V] float32 in the order of the rows, and set `hidden` to the hidden states of these tokens.
         """
         head = self.head
         none = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
@@ -110,8 +110,8 @@ class FusedHeadPath(FusedPath):
         self._followed: Eagle3Config | None = None
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Run the head over the rows. Return the requested logits [sum(num_logits), V] float32 in the order of the
-        rows, and set `hidden` to the hidden states at the same positions.
+        """Run the head over the rows. Return the logits of each row's last `num_logits` tokens,
+        [sum(num_logits), V] float32 in the order of the rows, and set `hidden` to the hidden states of these tokens.
         """
         head = self.head
         self._follow()

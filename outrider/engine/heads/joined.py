@@ -52,7 +52,7 @@ SPECULATORS_NAMES = (
     (r"mtp_layers\.0\.final_layernorm\.", "norm."),
     (r"mtp_layers\.0\.", "layers.0."),
 )
-"""Patterns and replacements that turn tensor names of speculators' layout into those of `JoinedHead`."""
+"""Patterns and replacements that turn tensor names of the library speculators into those of `JoinedHead`."""
 MTP = "the MTP head"
 """Name of an MTP head in error messages."""
 AROUND = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "lm_head.weight")

@@ -27,7 +27,7 @@ Read = Callable[[Checkpoint, TargetFiles], HeadFiles]
 """Function that reads a head's files for a target. It raises a `ConfigError` that names what is missing, unknown or
 does not fit."""
 WRAPPED = "speculators_model_type"
-"""Key of config.json that names the kind of a head in speculators' layout."""
+"""Key of config.json that names the kind of a head in the layout of the library speculators."""
 WEIGHTS = "weights"
 """Key in `HeadKind.signs` whose pattern is compared with the file name of the pickle that holds the weights, instead
 of with a value of config.json."""
@@ -53,16 +53,16 @@ class HeadKind:
     paths: tuple[str, ...] = ("paged",)
     """Names of the attention paths that can run the kind, the fastest first; empty for a head without a KV cache."""
     signs: Mapping[str, str] = field(default_factory=dict)
-    """Patterns by key of config.json, or of the object dflash_config in it. A checkpoint belongs to the kind if one
-    pattern is found in the value of its key. A value false never matches. The key `WEIGHTS` stands for the file name of
-    the pickle with the weights."""
+    """Regular expressions by key of config.json, or of the object dflash_config in it. A checkpoint belongs to the kind
+    if the value of one key, other than false, contains a match. The key `WEIGHTS` stands for the file name of the
+    pickle with the weights."""
     tensors: tuple[str, ...] = ()
     """Patterns of tensor names. A checkpoint matches if each of them matches a whole tensor name in it."""
     forbidden_tensor: str | None = None
     """Name of a tensor that checkpoints of the kind must not have; None = no such condition."""
 
     def matches(self, files: Checkpoint) -> bool:
-        """Return whether the checkpoint's configuration matches one of the kind's `signs`."""
+        """Return whether the checkpoint's configuration matches one of the patterns in `signs`."""
         fields = {**files.config, **files.part("dflash_config")}
         if files.pickle is not None:
             fields[WEIGHTS] = files.pickle.name
@@ -148,8 +148,8 @@ OTHER_WRAPPED = HeadKind(
     label="a speculators model of another type",
     signs={WRAPPED: "^(?!(eagle3|mtp|dspark|dflash|peagle)$)"},
 )
-"""Kind of all heads in speculators' layout whose type is not served, so that they are refused. It is tried first,
-since their config.json may also match the `signs` of a kind that is served."""
+"""Kind of all heads in the layout of the library speculators that are of no served type, so that they are refused.
+It is tried first, since their config.json may also match the `signs` of a kind that is served."""
 KINDS = (
     OTHER_WRAPPED,
     EAGLE3,

@@ -56,7 +56,7 @@ class HeadOutput:
     """Output of a head's forward at the N requested positions."""
 
     logits: Tensor
-    """Logits [1, N, V] float32; `UNMAPPED` for token ids for which the lm_head has no row."""
+    """Logits [1, N, V] float32; `UNMAPPED` (-1e9) for token ids for which the lm_head has no row."""
     hidden: Tensor
     """Hidden states [1, N, d] in the head's dtype. In a `CarryHead` they are the features of the next tokens. In a
     DSpark head the biases of the logits are computed from them."""
@@ -205,7 +205,7 @@ class HeadNetwork(PreTrainedModel):
 
     def spread(self, logits: Tensor) -> Tensor:
         """Return logits [..., V] float32 over the target's vocabulary, from logits [..., Vd] of the lm_head's rows.
-        Token ids without a row get `UNMAPPED`.
+        Token ids without a row get `UNMAPPED` (-1e9).
         """
         logits = logits.float()
         if self.draft_ids is None:

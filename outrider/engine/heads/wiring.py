@@ -78,8 +78,8 @@ class Wiring:
 
     @property
     def is_predictive(self) -> bool:
-        """Whether the head predicts the target's token at a position better than it predicts the target's token half
-        the text away, by more than chance.
+        """Whether the head's predictions fit the target's tokens at their positions better than those half the text
+        away (`scores` above `shifted_scores`), by more than chance.
         """
         return _lead(self.scores, self.shifted_scores) > MIN_LEAD
 
@@ -93,9 +93,8 @@ class WiringScores:
 
     @property
     def best_other(self) -> Wiring | None:
-        """The best wiring, other than that in the head's files, with which the head predicts the target's tokens
-        (`is_predictive`) and does so better than with the wiring in the files, by more than chance; None if there is
-        none.
+        """The best of the other wirings that are predictive (`is_predictive`) and score better than the wiring in the
+        head's files, by more than chance; None if there is none.
         """
         ours = self.configured.scores
         better = list[Wiring]()
@@ -185,13 +184,13 @@ def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]
 
 @torch.inference_mode()
 def score_head(loaded: LoadedHead, seen: ProbeStates) -> WiringScores:
-    """Return how well a head predicts a text with the wiring in its files, and with other wirings that it may have in
-    truth if the files are wrong.
+    """Return how well a head predicts a text with the wiring in its files, and with other wirings, such as the hidden
+    states of other layers, that it may have in truth if the files are wrong.
 
-    For example, if the head predicts better with the hidden states of other layers, its files name wrong layers. First,
-    for each boolean of its configuration that the files do not state, both values are tried, and the better one is set
-    in `loaded.network`. `seen`: the target's hidden states and predictions over the text. Raises `OutOfBlocks` if the
-    KV cache of the head's runner has too few free blocks for the text. Call it on the engine thread.
+    Before that, for each boolean of its configuration that the files do not state, both values are tried, and the
+    better one is set in `loaded.network`. `seen`: the target's hidden states and predictions over the text. Raises
+    `OutOfBlocks` if the KV cache of the head's runner has too few free blocks for the text. Call it on the engine
+    thread.
     """
     _decide(loaded, seen)
     projection = loaded.projection

@@ -34,8 +34,8 @@ step also decodes for running requests, whose next tokens wait until the step is
 PREFILL_TOKENS_CUDA = 2048
 """Maximum number of prompt tokens in a step on a GPU, if the setting max_prefill_tokens is None."""
 ANSWER_TOKENS = 4096
-"""Number of tokens per slot, at most, for which the KV cache on a CPU is sized. The blocks are shared, so one slot may
-have more tokens when others have fewer."""
+"""Number of tokens per slot for which the KV cache on a CPU is sized, or the context limit if that is smaller. The
+slots share the blocks, so one may have more tokens when others have fewer."""
 CPU_FRACTION = 0.1
 """Fraction of a CPU machine's free memory, 0 to 1, that the KV cache may take. The draft buffers may take as much
 again. The rest is for other processes."""

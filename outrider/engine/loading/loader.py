@@ -259,8 +259,8 @@ def _has_cache(network: PreTrainedModel) -> bool:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """Raise ConfigError if transformers has no class that generates text for the model, or if its decoder layers keep a
-    state that is not served.
+    """Raise ConfigError if transformers has no class that generates text for the model, or if it has decoder
+    layers of a type that is not served, such as Mamba's.
     """
     name = _architecture(config)
     model_class = network_class(config)

@@ -283,9 +283,8 @@ def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
     with the hidden states in transformers' own forward.
 
     Returns the largest distance of a hidden state from transformers' own, as a fraction of the length of that vector;
-    NaN if any number is NaN. All taps are compared, since neighbouring ones may hardly differ in the middle of a deep
-    model, but do at its ends. The runner's pool must have NUM_BLOCKS blocks free. Errors that the model raises pass
-    through.
+    NaN if any number is NaN. All taps are compared. The runner's pool must have NUM_BLOCKS blocks free. Errors that the
+    model raises pass through.
     """
     generator = random.Random(2)
     vocab_size = runner.facts.vocab_size

@@ -36,7 +36,7 @@ class WeightSource:
     """Weights of one model before they are read: where they are, and whether they will be unpacked."""
 
     model: str
-    """Folder, GGUF file or hub id."""
+    """Folder, GGUF file or hub id of the model."""
     config: PreTrainedConfig
     """Configuration of the network to build. If the weights are unpacked, it has no `quantization_config`."""
     gguf: Path | None = None
@@ -48,15 +48,16 @@ class WeightSource:
 
     @classmethod
     def as_stored(cls, model: str, config: PreTrainedConfig) -> WeightSource:
-        """Return the weights of a folder, GGUF file or hub id, to be loaded as they are stored."""
+        """Return the source for loading the weights of a folder, GGUF file or hub id as they are stored."""
         return cls(model, config, gguf_path(model))
 
     @classmethod
     def find(cls, model: str, config: PreTrainedConfig, device: torch.device, quantization: str) -> WeightSource:
-        """Return the weights of a folder, GGUF file or hub id, to be unpacked if the device has no kernels for them as
-        they are stored.
+        """Return the source for loading the weights of a folder, GGUF file or hub id. They will be unpacked if the
+        device has no kernels for them as they are stored.
 
-        quantization: the setting of this name. Raises ConfigError if the device can run them in neither way.
+        quantization: the setting of this name. Raises ConfigError if it does not suit the weights, and if these can
+        neither be run as they are stored nor be unpacked.
         """
         gguf = gguf_path(model)
         if gguf is not None:
@@ -106,7 +107,7 @@ class WeightSource:
     def check_memory(self, settings: WorkerConfig, network: PreTrainedModel, device: torch.device) -> None:
         """If weights are to be unpacked, log the memory that they take; otherwise do nothing.
 
-        Raises ConfigError if the device has less memory, or if the settings forbid unpacking.
+        Raises ConfigError if the device has less memory than that, or if the settings forbid unpacking.
         """
         if self.why_unpacked is not None:
             check_unpacked(settings, self.why_unpacked, network, self.dtype(device, settings.dtype), device)

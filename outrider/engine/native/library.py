@@ -78,8 +78,8 @@ class MatrixName(IntEnum):
 
 
 class RowPart(IntEnum):
-    """How the rows of a weight lie among the outputs of a packed matrix. STRAIGHT: one after the other. GATE and UP: as
-    the gate's or the up projection's outputs in the matrix GATE_UP, where 32 of the one alternate with 32 of the other.
+    """Where the rows of a weight are put in a packed matrix. STRAIGHT: one after the other. GATE and UP: into the
+    matrix GATE_UP, where 32 rows of the gate alternate with 32 rows of the up projection.
     """
 
     STRAIGHT = 0
@@ -208,8 +208,8 @@ class NativeModel:
         part: RowPart = RowPart.STRAIGHT,
         scale: Tensor | None = None,
     ) -> None:
-        """Pack a weight [rows, columns] into the matrix `which` of a layer, where its rows become outputs from the
-        index `first` on. Raises MemoryError.
+        """Pack a weight [rows, columns] into the matrix `which` of a layer (`NO_LAYER` for the lm_head), where its rows
+        become outputs from the index `first` on. Raises MemoryError.
 
         part: whether the rows are consecutive outputs, or the gate's or the up projection's outputs in GATE_UP. scale:
         factor on each row, [rows], for an int8 weight; None otherwise.
@@ -225,15 +225,17 @@ class NativeModel:
     def bias(
         self, layer: int, which: MatrixName, bias: Tensor, first: int = 0, part: RowPart = RowPart.STRAIGHT
     ) -> None:
-        """Set the bias [rows], of any dtype, for outputs of the matrix `which` of a layer, from the index `first` on.
-        part: whether these are consecutive outputs, or the gate's or the up projection's outputs in GATE_UP. Raises
-        MemoryError.
+        """Set the bias [rows], of any dtype, for outputs of the matrix `which` of a layer (`NO_LAYER` for the lm_head),
+        from the index `first` on. part: whether these are consecutive outputs, or the gate's or the up projection's
+        outputs in GATE_UP. Raises MemoryError.
         """
         bias = bias.detach().float().contiguous()
         self._check(self._library.outrider_bias(self._handle, layer, which, bias.data_ptr(), len(bias), first, part))
 
     def set_vector(self, layer: int, which: VectorName, values: Tensor) -> None:
-        """Set a norm's weight or a rotary table; `values` may have any shape and dtype. Raises MemoryError."""
+        """Set a norm's weight or a rotary table; `values` may have any shape and dtype. layer: index of the norm's
+        layer, `NO_LAYER` if it is in none, or number of the rotary table. Raises MemoryError.
+        """
         values = values.detach().float().contiguous()
         self._check(self._library.outrider_vector(self._handle, layer, which, values.data_ptr(), values.numel()))
 

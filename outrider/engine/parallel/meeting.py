@@ -25,9 +25,9 @@ _HEADER = struct.Struct("<I")  # bytes of the message that follows
 MEETING_TIMEOUT_S = 120.0
 """Maximum time in seconds in which the processes of all other ranks must start and connect to rank 0."""
 GRACE_S = 1.0
-"""Seconds that a rank waits when another rank has failed, before it acts. Rank 0 waits for the news that the other
-rank's process has ended, which explains the failure. Another rank, once rank 0's process has ended, waits for its own
-orderly end, then ends by force."""
+"""Seconds that a rank waits after another one's failure. When joint work fails, rank 0 waits this long for news that
+another rank's process has ended, which explains it. When rank 0's process has ended, another rank waits this long for
+its own orderly end, then ends by force."""
 
 
 def make_meeting_place(folder: Path) -> Path:
@@ -48,7 +48,7 @@ class MessageConnection:
         self._connection = connection
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Set the maximum time in seconds for sending a message, and for each wait for data of a message."""
+        """Set the time limit in seconds of each `send`, and of each wait for data within `receive`."""
         self._connection.settimeout(timeout_s)
 
     def send(self, message: bytes) -> None:
@@ -93,7 +93,7 @@ class MessageConnection:
 
 @dataclass(frozen=True, slots=True)
 class RankLines:
-    """Rank 0's two connections to the process of another rank."""
+    """Rank 0's two connections to the process of another rank: for commands, and to notice that process's end."""
 
     rank: int
     """Number of the other rank, from 1."""
@@ -165,7 +165,7 @@ def _close_all(lines: dict[tuple[int, str], MessageConnection]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RankZeroLines:
-    """The two connections that the process of a rank above 0 has to the process of rank 0."""
+    """The two connections of a rank above 0 to rank 0: for commands, and to notice the end of the other's process."""
 
     commands: MessageConnection
     """Connection on which this rank, above 0, receives rank 0's commands."""
