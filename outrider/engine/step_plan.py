@@ -24,7 +24,7 @@ from outrider.engine.token_tree import positions
 from outrider.wire.errors import InvalidRequest
 
 VERIFY_TOKENS = 6
-"""Number of tokens that each slot feeds to a full step, by which memory is estimated: the default K, plus one."""
+"""Number of tokens of each slot in the largest step for which memory is set aside: the default K, plus one."""
 FORWARD_COST_TOKENS = 32
 """Number of tokens whose computation costs as much as a forward's fixed cost of reading the weights and launching. The
 measured value is 30, on a CPU with weights of 1024 x 2816 in float32."""
@@ -146,7 +146,8 @@ class StepPlan:
     write_to: Tensor | None
     """Storage indices to which keys and values of the N new tokens are written, [N] int64; None if `start` is set."""
     write_from: Tensor | None
-    """Indices of the N new tokens among the B * q that are fed (B rows of q), [N] int64; None if all are new."""
+    """Indices of the N new tokens among the B * q that are fed (B rows of q), [N] int64. The others are cached
+    tokens, fed again to fill a row. None if there are none, or if `start` is set."""
 
     @property
     def num_rows(self) -> int:
@@ -155,7 +156,7 @@ class StepPlan:
 
     @property
     def num_queries(self) -> int:
-        """q, the number of columns that are fed."""
+        """q, the number of tokens fed for each row: the new tokens of the row with the most."""
         return self.input_ids.shape[1]
 
     @classmethod
@@ -239,11 +240,11 @@ def _groups_by_width(rows: Sequence[Row], remaining: list[int]) -> list[list[int
 
 
 def group_widths(counts: Counter[int]) -> dict[int, int]:
-    """Choose groups of rows that share a forward, at the least total cost. Return the width of the group in which a row
-    belongs, by the row's number of new tokens.
+    """Choose groups of rows that share a forward, at the least total cost. Return the width of a row's group (the most
+    new tokens of one of its rows) by the row's number of new tokens.
 
-    counts: number of rows by their number of new tokens. A group contains neighbouring widths. It costs
-    FORWARD_COST_TOKENS, plus its width for each of its rows.
+    counts: number of rows by their number of new tokens. A group costs FORWARD_COST_TOKENS, plus its width for each of
+    its rows.
     """
     # {500: 1, 6: 4, 1: 3}: {500: 500, 6: 6, 1: 6}. The group of 6 and 1 costs 32 + 7 * 6 = 74, two groups 56 + 35 = 91
     widths = sorted(counts, reverse=True)

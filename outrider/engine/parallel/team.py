@@ -100,7 +100,8 @@ class Team:
         they load.
 
         shared_folder: the folder in which ranks that another process starts connect; None = they are started here.
-        Returns the path of the file through which the ranks join the process group. Raises OutriderError.
+        Returns the path of the file through which the ranks join the process group. Raises OutriderError if the
+        ranks cannot be started or do not come in time.
         """
         if shared_folder is None:
             check_devices(device, self.num_ranks)
@@ -238,8 +239,7 @@ class Team:
 
 class ParallelPath:
     """Attention path of a split model on rank 0: it sends each call to the other ranks, then makes the call here, too.
-
-    Implements `ForwardPath`, and `TreePath` and `FeaturePath` if the wrapped path does.
+    It runs token trees and returns hidden states if the wrapped path does.
     """
 
     batch_invariant = False  # partial sums are added in an order that depends on where in a step a token lies

@@ -154,11 +154,11 @@ class Noise:
 
     accept: NDArray[np.float64]
     """Uniform numbers in (0, 1) by which draft tokens are accepted, [K]. They are independent of one another, of the
-    numbers by which the tokens were drawn, and of earlier rounds' numbers at the same positions: block verification may
-    use the number of a position that only the next round decides."""
+    numbers by which the tokens were drawn, and of earlier rounds' numbers at the same positions: block verification
+    also uses numbers of positions after those that it decides."""
     own: OwnDraw
-    """Function that draws the target's own token. Its random numbers are independent of `accept` and of those with
-    which draft tokens were drawn."""
+    """Function that draws the target's own token. Its random numbers are independent of those by which draft tokens are
+    drawn and accepted."""
 
 
 def accept_block_one(
@@ -172,7 +172,7 @@ def accept_block_one(
 
     target_at: function that returns the target's distribution after the first n draft tokens. It is called with n = 0,
     1, .., and only as far as draft tokens may be accepted. drawn_from: the distribution from which each of draft_ids
-    [K] was drawn, [K]. Raises EmptyDistribution.
+    [K] was drawn, [K]. Raises EmptyDistribution if the weights of the next token have no positive finite sum.
     """
     num_drafted = len(draft_ids)
     targets = list[TokenDistribution]()

@@ -46,7 +46,7 @@ LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11, 0, -1))
 def coupled_id(distribution: TokenDistribution, params: SamplingParams, position: int) -> int:
     """Return the id with the largest log-prob + Gumbel number, the lowest among equals. An id's Gumbel number follows
     from the request's seed and from `position` in its sequence, so that the draft worker and the target have the same.
-    Raises EmptyDistribution.
+    Raises EmptyDistribution if no id has positive finite mass.
     """
     return distribution.id_of(
         _place(distribution.weights, distribution.ids, params, position, lambda places: distribution.scores[places])
@@ -55,7 +55,8 @@ def coupled_id(distribution: TokenDistribution, params: SamplingParams, position
 
 def coupled_index(weights: Weights, ids: Ids | None, params: SamplingParams, position: int) -> int:
     """Return the index of the weight with the largest log(weight) + Gumbel number. The Gumbel numbers follow from the
-    request's seed, from `position` in its sequence and from the ids. Raises EmptyDistribution.
+    request's seed, from `position` in its sequence and from the ids. Raises EmptyDistribution if no
+    weight is positive and finite.
 
     weights: probabilities up to a factor, [N] float64. ids: token ids of the weights, [N]; None for 0 .. N - 1.
     """
@@ -81,10 +82,10 @@ def coupled_ranked(
 ) -> tuple[list[int], list[float]]:
     """Return the `num` ids that the target most likely picks at `position`, best first, and the probability of each.
     The target's own distribution is not known yet; it is taken to be close to `distribution`. The Gumbel numbers with
-    which it picks are known. Raises EmptyDistribution.
+    which it picks are known. Raises EmptyDistribution if no id has positive finite mass.
 
     The probability of an id is exp(log-prob + Gumbel number), divided by the sum of this over all ids. There are fewer
-    ids if the distribution has fewer. The first id is that of `coupled_id`, except for near ties.
+    ids if the distribution has fewer.
     """
     ids: Ids | int = distribution.scores.size
     if distribution.ids is not None:

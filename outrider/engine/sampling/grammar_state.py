@@ -38,12 +38,13 @@ dropped stays in memory while a slot follows it."""
 MAX_TEXT_BYTES = 4 << 20
 """Maximum bytes of the texts of all kept grammars; a compiled grammar takes about ten times the bytes of its text."""
 MAX_FOLLOWED_TOKENS = 4096
-"""Number of output tokens of all slots together, after which a grammar is compiled anew for later slots. This keeps the
-number of lexer states below its limit: a costly expression adds 1 to 45 states per token. Compiling takes 1 to 5 ms."""
+"""Number of output tokens, of all slots that follow one compiled grammar, after which later slots get a new one. So the
+grammar's lexer stays below its limit of states: a costly expression adds 1 to 45 per token. Compiling takes 1 to 5 ms.
+"""
 
 NO_TEXT = "\uffff"
-"""Prefix that the names of special tokens get, so that no text of an output equals such a name: U+FFFF is not a Unicode
-character."""
+"""Prefix of special tokens' names in the tokenizer that llguidance reads. No output contains such a name, since U+FFFF
+is not a Unicode character."""
 
 
 class Grammars:
@@ -223,7 +224,7 @@ class _PrefixState:
     further."""
     bits: MaskBits | None = None
     mask: Mask | None = None
-    """The mask of `bits` with one bool per id; None until it is asked for."""
+    """`bits`, the ids that may follow, as one bool per id; None until `GrammarState.allowed` needs it."""
     failure: str | None = None
     """Reason why the grammar cannot be followed beyond the output tokens of this state; None if it can."""
 
@@ -272,8 +273,8 @@ class GrammarState:
         return state.mask
 
     def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
-        """Return for each id whether it may follow the output and these draft tokens, with one bit per id. Return None
-        if the grammar does not allow the draft tokens themselves, or cannot be followed further.
+        """Return for each id whether it may follow the output and these draft tokens, one bit per id (`MaskBits`).
+        Return None if the grammar does not allow the draft tokens themselves, or cannot be followed further.
         """
         return self._masked(draft_prefix).bits
 

@@ -46,7 +46,7 @@ class HostLogits:
     def convert(self, tell: Callable[[Scores], Scores]) -> HostLogits:
         """Return logits with the same rows, which are converted to the vocabulary of another model when they are read.
 
-        tell: function that converts a row [V] to that model's logits, -inf for tokens without a counterpart.
+        tell: function that converts a row [V] to the other model's logits, -inf for tokens without a counterpart.
         """
         other = copy.copy(self)
         other._retokenize = tell
@@ -67,7 +67,8 @@ class HostLogits:
         return int(self._rows[index].argmax())
 
     def best_id(self, index: int, row: LogitRow, draft_id: int | None = None) -> int:
-        """Return the best id of row `index`, the lowest among equals. Raises NonFiniteLogits.
+        """Return the best id of row `index`, the lowest among equals. Raises NonFiniteLogits if the row has NaN or an
+        infinity.
 
         draft_id: id of a draft token; it is returned if its probability is at least the request's `lenience` times that
         of the best id. None for no draft token.
@@ -82,7 +83,7 @@ class HostLogits:
     def ranked(self, index: int, row: LogitRow, num: int) -> tuple[list[int], list[float]]:
         """Return the `num` ids with the largest processed logits of row `index`, and their probabilities at temperature
         1. The best id comes first; of equal ones, the lowest id. There are fewer than `num` if all other ids are
-        banned. Raises NonFiniteLogits.
+        banned. row: slot and position of row `index`. Raises NonFiniteLogits if the row has NaN or an infinity.
         """
         processed = self._processed(index, row)
         ids = exactly_best(processed, min(num, processed.size))
@@ -95,13 +96,15 @@ class HostLogits:
         return ids.tolist(), (np.exp(processed[ids] - best, dtype=np.float64) / total).tolist()
 
     def distribution(self, index: int, row: LogitRow) -> TokenDistribution:
-        """Return the distribution from which the token of row `index` is drawn. Raises NonFiniteLogits."""
+        """Return the distribution from which the token of row `index` is drawn. Raises NonFiniteLogits if the row has
+        NaN or an infinity.
+        """
         return distribution_of(self._processed(index, row), row.state.params)
 
     def distribution_if_any(self, index: int, row: LogitRow) -> TokenDistribution | None:
         """Return the distribution from which the token of row `index` is drawn. Return None if the rows were converted
         to another model's vocabulary with `convert`, and all ids with a finite logit are banned. Raises
-        NonFiniteLogits.
+        NonFiniteLogits if the model's row has NaN or an infinity.
         """
         processed = self._processed(index, row)
         if self._retokenize is not None and processed.max() == -math.inf:

@@ -24,7 +24,8 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
 WORD = 0xFFFFFFFF
 FEW = 16
-"""Maximum count of numbers that the native library makes one by one, at 2 us each. For any count NumPy takes 80 us."""
+"""Maximum count of random numbers of one call that the native library makes, at 2 us each. NumPy makes any count in
+80 us."""
 _MULTIPLIERS = np.array(MULTIPLIERS, dtype=np.uint64)
 _KEY_OFFSETS = np.arange(NUM_ROUNDS, dtype=np.uint64)[:, None] * np.array(KEY_STEPS, dtype=np.uint64)  # [10, 2]
 _WORD = np.uint64(WORD)
@@ -39,8 +40,8 @@ class NoiseStream(IntEnum):
     ACCEPT = 2
     """Accepting or rejecting a draft token."""
     OWN_DRAFT = 3
-    """Drawing a draft token in the target. It differs from DRAFT because the same step may also verify a draft worker's
-    chain from the same committed length."""
+    """Drawing a draft token in the target. With DRAFT it would have the number of a draft worker's draft token that
+    the same step may verify."""
     TARGET = 5
     """Drawing the target's own token, with one number per vocabulary id. The numbers are keyed by the position alone,
     so that a draft worker can compute them."""
@@ -58,9 +59,10 @@ def host_uniforms(
 
     The key is the seed, the counter is (round, position, purpose + 256 * choice, sample index). choices: index of the
     output among the request's `n`, in [0, 2^24). positions: index of the token in the sequence, in [0, 2^32). rounds:
-    number of committed tokens at which the round began, in [0, 2^32). Numbers of two rounds differ, since a rule may
-    use the number of a position that only the next round decides. sample_indices: index of the draft token among those
-    that are sampled for the position, in [0, 2^32). Purposes, rounds and sample indices may be single values for all.
+    number of committed tokens at which the round began, in [0, 2^32): a position has another number in the next round,
+    since block verification also uses numbers of positions after those that it decides. sample_indices: index of the
+    draft token among those that are sampled for the position, in [0, 2^32). Purposes, rounds and sample indices may be
+    single values for all.
     """
     counter = np.zeros((4, seeds.size), dtype=np.uint64)  # [4, N]
     counter[0] = rounds

@@ -41,7 +41,7 @@ class NonFiniteLogits(WorkerFault):
             "its weights are damaged or its dtype overflows (float16 often does: use bfloat16 or float32)"
         )
         self.rows = tuple(rows)
-        """Indices in the batch of the rows with NaN or infinite logits."""
+        """Indices of the rows with NaN or infinite logits among the logits that the step returned."""
 
 
 class SamplingState:
@@ -133,8 +133,8 @@ class SamplingState:
         return self._grammar.allowed(draft_prefix)
 
     def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
-        """Return for each id whether the grammar allows it after the output and the draft tokens `draft_prefix`, with
-        one bit per id. Return None if all are allowed, or if the grammar does not allow `draft_prefix` itself.
+        """Return for each id whether the grammar allows it after the output and the draft tokens `draft_prefix`, one
+        bit per id (`MaskBits`). Return None if all are allowed, or if the grammar does not allow `draft_prefix` itself.
         """
         if self._grammar is None:
             return None

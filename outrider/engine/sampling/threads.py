@@ -20,8 +20,8 @@ WORTH_THREADS = 2**21
 def side_by_side(
     work: Callable[[Item], Result], items: Sequence[Item], num_logits: int
 ) -> list[Result | NonFiniteLogits]:
-    """Return `work(item)` for each item, in order, or the NonFiniteLogits that it raised. Items run in several threads
-    if num_logits is large enough; the threads end with the call.
+    """Return for each item, in order, the result of `work(item)` or the NonFiniteLogits that it raised. Items run in
+    several threads if num_logits (of the whole step) is at least WORTH_THREADS; the threads end with the call.
     """
 
     def caught(item: Item) -> Result | NonFiniteLogits:

@@ -197,7 +197,9 @@ class TokenDistribution:
         return np.where(self.ids[places] == other.ids, mine[places], 0.0)
 
     def draw(self, u: float) -> int:
-        """Draw an id by the inverse CDF in the order of ids. u: uniform number in (0, 1). Raises EmptyDistribution."""
+        """Draw an id by the inverse CDF in the order of ids. u: uniform number in (0, 1). Raises EmptyDistribution if
+        the weights have no positive finite sum.
+        """
         return self.id_of(draw_index(self.weights, u))
 
     def id_of(self, index: int) -> int:
@@ -274,7 +276,7 @@ def truncate_topk(distribution: TokenDistribution, n: int) -> TokenDistribution:
 
 def draw_index(weights: Weights, u: float) -> int:
     """Draw an index with mass by the inverse CDF of weights [N] float64 >= 0, which need not sum to 1. u: uniform
-    number in (0, 1). Raises EmptyDistribution.
+    number in (0, 1). Raises EmptyDistribution if their sum is 0 or not finite.
 
         weights (2, 1, 1), u 0.6: the CDF is (2, 3, 4), and 0.6 * 4 = 2.4 falls to index 1
     """

@@ -21,10 +21,9 @@ MASS_TOLERANCE = 1e-3
 
 
 def encode_distributions(distributions: Sequence[TokenDistribution], *, prefer_sparse: bool) -> Rows:
-    """Return distributions as rows of bytes. Their scores must be log-probs. The rows are dense (V log-probs) or sparse
-    (ids with their log-probs), whichever is smaller; with `prefer_sparse` they are always sparse.
-
-    A sparse entry has 8 bytes and a dense one 4, so sparse rows are smaller below half the vocabulary.
+    """Return distributions, whose scores must be log-probs, as rows of bytes. All rows are sparse (8 bytes for each id
+    with mass: the id and its log-prob) if `prefer_sparse` is set or each has mass on fewer than half of the ids;
+    otherwise all are dense (V log-probs of 4 bytes).
     """
     sizes = list[int]()
     ids = list[Ids]()
@@ -43,11 +42,11 @@ def encode_distributions(distributions: Sequence[TokenDistribution], *, prefer_s
 
 
 def decode_distributions(rows: Rows, vocab_size: int, drafted: Sequence[Sequence[int]]) -> list[TokenDistribution]:
-    """Return the distribution of each row in `rows`. The bytes of dense rows are not copied. Raises BadTensor.
+    """Return the distribution of each row in `rows`. The bytes of dense rows are not copied.
 
-    drafted: for each row, the ids that were drawn from it. The error is raised for NaN, +inf, ids that are out of range
-    or repeated, a mass that is not 1, and a drafted id without mass: acceptance is exact only if the ids were drawn
-    from these rows.
+    drafted: for each row, the ids that were drawn from it. Raises BadTensor for NaN, +inf, ids that are out of range or
+    repeated, a mass that is not 1, and a drafted id without mass: acceptance is exact only if the ids were drawn from
+    these rows.
     """
     distributions = list[TokenDistribution]()
     if isinstance(rows, DenseDistributions):
@@ -73,7 +72,8 @@ def decode_distributions(rows: Rows, vocab_size: int, drafted: Sequence[Sequence
 
 def decode_distribution(rows: Rows, index: int, vocab_size: int, drafted: Sequence[int]) -> TokenDistribution:
     """Return the distribution of row `index` of `rows`, after checking it. drafted: the ids that were drawn from it.
-    Raises BadTensor for the reasons that `decode_distributions` names.
+    Raises BadTensor for NaN, +inf, ids that are out of range or repeated, a mass that is not 1, and a drafted id
+    without mass.
     """
     return decode_distributions(_row(rows, index, vocab_size), vocab_size, [drafted])[0]
 

@@ -50,7 +50,7 @@ class Hypothesis:
     ids: tuple[int, ...]
     """Token ids after the prompt, including a stop id."""
     score: float
-    """Sum of log-probs divided by length ** length_penalty, in nats."""
+    """Sum of log-probs, in nats, divided by the number of `ids` to the power of length_penalty."""
     stop_id: int | None
     """Stop id that ended the output; None if max_tokens ended it."""
 
@@ -181,8 +181,8 @@ def level_to_proto(level: BeamLevel) -> pb.BeamLevel:
 
 
 def levels_from_proto(messages: Sequence[pb.BeamLevel], vocab_size: int, num_before: int = 1) -> tuple[BeamLevel, ...]:
-    """Return the levels of protobuf messages, after checking that each continues beams of the previous one. Raises
-    InvalidRequest.
+    """Return the levels of protobuf messages. Raises InvalidRequest if one continues a beam that the level before it
+    lacks, or has lists of unequal length, too many entries, ids outside the vocabulary or NaN.
 
     num_before: number of live beams before the first level.
     """

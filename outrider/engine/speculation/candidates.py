@@ -35,7 +35,7 @@ class CandidateTree:
     shorter. 0 = it counts the tokens that exist, as in a tree of a requested shape."""
 
     def budget_items(self, index: int = 0, factor: float = 1.0) -> list[BudgetItem]:
-        """Return one item for each node, in order, from which the budget of the step takes the first ones.
+        """Return one item for each node, in the order of the nodes. The step's budget takes the first of them.
 
         index: index of this tree among those of the step. factor: multiplies all acceptance probabilities.
 
@@ -58,7 +58,7 @@ class BudgetItem(NamedTuple):
     """Draft token that may be verified in a step, if the step's budget of rows has room for it."""
 
     prob: float
-    """Acceptance probability of the token."""
+    """Probability that the token and all its ancestors are accepted."""
     nodes: tuple[tuple[int, int], ...]
     """For each drafter that proposes the token: (index of its candidate tree, node in that tree). Empty for an item
     that only fills a sampled chain up to its maximum length: it counts in the budget, and no token is verified for it.
@@ -98,16 +98,15 @@ def join(candidates: Sequence[CandidateTree], budget_items: Sequence[BudgetItem]
 def outcomes(
     tree: DraftTree, ranks: Mapping[DrafterT, Mapping[int, int]], path: Sequence[int], *, is_determined: bool
 ) -> Iterator[tuple[DrafterT, int | None]]:
-    """Compare each drafter's proposals with what the target accepted. At ROOT and at each accepted node, yield
-    (drafter, rank) for each drafter whose children of that node were tested. rank: rank of the drafter's child that was
-    accepted; None if none of its children was.
+    """At ROOT and at each accepted node, yield (drafter, rank) for each drafter whose children of it were tested. rank:
+    rank of the drafter's child that was accepted; None if none of its children was.
 
     ranks: for each drafter, in the order of the tests, its nodes of the tree with their ranks. path: the accepted
-    nodes. is_determined: whether a draft token is accepted if it equals the token that the target chose.
+    nodes. is_determined: whether the target chose a token first, and accepted the draft token that equals it.
 
-    At a node a drafter is left out if an earlier drafter's child was accepted there, which ended the tests; if
-    is_determined, only if that child has rank 0. If is_determined, a drafter is also left out if its child of rank 0 is
-    an earlier drafter's child of rank 0, too.
+    A drafter is not tested at a node at which an earlier drafter's child was accepted. If is_determined, only accepted
+    children of rank 0 count for this, and a drafter is not tested either if its child of rank 0 is an earlier drafter's
+    child of rank 0, too.
 
         A proposes child 0 and B child 1, path [1]: (A, None), (B, 0). With path [0]: (A, 0) alone
     """

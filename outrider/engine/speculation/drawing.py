@@ -36,12 +36,11 @@ if TYPE_CHECKING:
     from outrider.engine.speculation.growing_tree import GrowingTree
 
 NUM_LIKELY = 64
-"""Number of likeliest ids of a distribution from which recovery nodes are chosen. The probability that the target draws
-an id outside them is a hundredth or less."""
+"""Maximum number of ids of a distribution, the likeliest ones, among which recovery nodes are chosen."""
 
 NextDistribution = Callable[[LogitRow], TokenDistribution | None]
-"""Function that returns the distribution of the token after a row's draft prefix; None if the drafter knows nothing
-that follows. It is called along one chain: each call has one more token in the prefix."""
+"""Function that returns the distribution of the token after a slot's committed tokens and `LogitRow.draft_prefix`; None
+if the drafter has none there. It is called along one chain: each call has one more token in the prefix."""
 
 
 def grow(distributions: Sequence[NodeDistribution]) -> dict[Growth, str]:
@@ -92,7 +91,7 @@ def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Seq
     the tree's growth, says how many. Under `rejection` one child is drawn, without replacement, for each of `numbers`;
     then come recovery nodes, if the tree has any. If the drafter is a table that knows one token only, that token
     becomes a deterministic child instead. There are no children if the drafter knows nothing that follows, or if the
-    grammar cannot be followed further. Raises NonFiniteLogits.
+    grammar cannot be followed further. Raises NonFiniteLogits if the model returned NaN or an infinity.
 
     numbers: uniform numbers with which children are drawn, one for each; empty if none is drawn.
     """

@@ -54,9 +54,8 @@ class GrowingTree(Growth):
         super().__init__()  # without nodes; the tokens that are drawn after ROOT stay in its segment
         self.segments = remap(self.segments, {ROOT: ROOT})
         self.ranked: dict[int, list[int]] = {}
-        """Maps a node or ROOT to further ids that may follow it, best first, which are not nodes yet. When tokens are
-        committed, the nodes below them become likelier, and a likelier node may have more children: the first of these
-        ids then become its children."""
+        """Maps a node or ROOT to ids that are not its children yet, best first. Its children's number grows with its
+        acceptance probability, which rises when its ancestors are committed; the first of these ids are then added."""
         self._reset_candidates()
 
     def _reset_candidates(self) -> None:
@@ -97,7 +96,7 @@ class GrowingTree(Growth):
 
     def prob_ahead(self, node: int, num_ahead: int) -> float | None:
         """Return the acceptance probability of the descendant that is reached from `node` by going to the first child
-        `num_ahead` times, whether it exists yet or not. Return None if that descendant would not be fed.
+        `num_ahead` times, whether it exists yet or not. Return None if the limits of the tree keep it from being fed.
         """
         if not self._may_follow(node, num_ahead):
             return None
@@ -176,7 +175,7 @@ class GrowingTree(Growth):
     def add_child(
         self, parent: int, token_id: int, kind: NodeKind, distribution: TokenDistribution | None = None
     ) -> int:
-        """Add the next child of a node or ROOT, and return it. distribution: what it was drawn from; None = nothing."""
+        """Add the next child of a node or ROOT, and return it. distribution: what it was drawn from, if it was."""
         rank = len(self.children(parent))
         child = self.add(parent, token_id, prob=self.prob(parent) * self.acceptance.prob(rank))
         self.kinds[child] = kind

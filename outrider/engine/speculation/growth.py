@@ -52,9 +52,8 @@ class GrowthSetup:
 
 
 class Growth(CachedTree, ABC):
-    """Draft tokens that grow under the committed tokens of a slot.
-
-    The gateway's Advance message tells what the target decided: token ids or, in a beam search, levels.
+    """Base class of the draft tree that a draft worker grows below the committed tokens of one slot. What a target
+    decides for the slot, and the tree commits, are token ids or, in a beam search, levels.
     """
 
     topk: int | None = None
@@ -91,7 +90,7 @@ class Growth(CachedTree, ABC):
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
-        """Return the reason why a draft worker's drafter cannot grow draft tokens in this way; None if it can.
+        """Return the reason why a draft worker's drafter cannot grow trees of this class; None if it can.
 
         is_translated: whether the drafter has another tokenizer than the target.
         """
@@ -135,7 +134,9 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def candidates(self, max_num: int) -> list[tuple[float, int]]:
-        """Return at most max_num nodes that are worth feeding, as (acceptance probability, node), the best first."""
+        """Return at most max_num nodes that are worth feeding, the best first, as (probability, node): the probability
+        that the node and all its ancestors are accepted, or 1 if the node has to be fed.
+        """
 
     def number_keys(self, node: int) -> Sequence[NumberKey]:
         """Return the keys of the uniform numbers with which draft tokens are sampled after a node: one for each draft
@@ -145,15 +146,16 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
-        """Make the children of a node from its distribution. Raises NonFiniteLogits.
+        """Make the children of a node from its distribution. Raises NonFiniteLogits if the model returned NaN or an
+        infinity.
 
         numbers: uniform numbers, one for each key of the node's `number_keys`.
         """
 
     @abstractmethod
     def finish_step(self) -> None:
-        """End a step, after all of its nodes were extended. If a tree of a fixed shape is complete, its end is noted in
-        `ended`; a beam search gets its next levels.
+        """End a step, after all of its nodes were extended. If a tree of a fixed shape is complete, note it in `ended`,
+        so that the target stops waiting for draft tokens. Give a beam search its next levels.
         """
 
     @abstractmethod
@@ -168,16 +170,16 @@ class Growth(CachedTree, ABC):
     def continues(self, base_len: int, decided: Sequence[Any], *, is_new_lease: bool) -> bool:
         """Return whether the tree stays valid when these tokens or levels are committed after the first base_len
         positions. If not, a new tree is needed. decided: token ids, or levels of a beam search. is_new_lease: whether
-        the message begins a new lease of the target.
+        the Advance message that brings them begins a new lease of the target.
         """
 
     @abstractmethod
     def commit_decided(self, decided: Sequence[Any]) -> list[int]:
-        """Commit tokens or levels (of a beam search) after the first `known_len` positions, and keep the draft tokens
-        below them.
+        """Commit tokens or levels (of a beam search) after the `known_len` positions that were decided before. Keep the
+        draft tokens below them.
 
-        Returns indices in `fed` (the nodes in the cache, in the order in which they were fed), ascending: of the nodes
-        that stay in the cache, the committed ones and those below them.
+        Returns the indices, ascending, of the nodes that stay in the cache, the committed ones and those below them, in
+        `fed` (the nodes in the cache, in the order in which they were fed).
         """
 
     def resend(self) -> None:
@@ -245,4 +247,4 @@ class RowsAhead(Protocol):
 
 
 OpenAhead = Callable[[OpenJob, BareSlot], RowsAhead | None]
-"""Function that creates the look-ahead rows of a new slot, or returns None if the slot has none."""
+"""Function (job that opens a slot, the slot) that creates its look-ahead rows; None if the slot has none."""

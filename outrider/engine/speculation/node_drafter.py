@@ -29,8 +29,8 @@ class NodeDistribution:
     node: int
     state: SamplingState
     distribution: Callable[[LogitRow], TokenDistribution | None]
-    """Function that returns the distribution under the request's parameters; None if the drafter knows nothing that
-    follows. Raises NonFiniteLogits."""
+    """Function that returns the distribution under the request's parameters; None if the drafter has none for this
+    node, as a table without an entry. Raises NonFiniteLogits if the model returned NaN or an infinity."""
     best: Callable[[LogitRow, int], tuple[Sequence[int], Sequence[float]]] | None = None
     """Function (row, n) that returns at most n likeliest ids, best first, and their probabilities at temperature 1. It
     serves greedy requests and beam searches. None for a table, whose `distribution` is called instead."""
@@ -41,7 +41,7 @@ SlotT = TypeVar("SlotT", contravariant=True)
 
 
 class NodeDrafter(Protocol[SlotT]):
-    """Drafter of a draft worker, for all its slots, on the engine thread. Default values suit one without a cache."""
+    """Drafter of a draft worker, for all its slots, on the engine thread. Defaults suit a drafter without a cache."""
 
     supports_trees: bool = True
     """Whether a step may feed nodes of one slot that do not lie on one path."""

@@ -76,7 +76,7 @@ class InsertedNodes:
     """How many of a delivery's nodes were not put into the target's draft buffer, and why."""
 
     num_late: int = 0
-    """Number of draft tokens that came too late: their positions are committed already, with the same tokens."""
+    """Number of draft tokens that came too late: the same tokens are already committed at their positions."""
     num_dropped: int = 0
     """Number of new nodes that were not kept, because the buffer has no parent for them or no room."""
     is_full: bool = False
@@ -103,8 +103,8 @@ def write_delivery(delivery: Delivery, target_epoch: int) -> tpb.Delivery:
 
 
 def read_delivery(item: tpb.Delivery, vocab_size: int) -> Delivery:
-    """Return the delivery in a protobuf message, after checking all of it but the values of distributions. Raises
-    BadTensor.
+    """Return the delivery in a protobuf message. Raises BadTensor if a field is invalid; the values of distributions
+    are not checked.
 
     vocab_size: number of ids of the target's vocabulary, to which the token ids belong.
     """

@@ -66,7 +66,8 @@ class TreePlan:
     def num_ranked(self, num_required: int, prob: float) -> int:
         """Return how many children a node should have now: sampled ones, likeliest ids and recovery nodes together.
 
-        num_required: number of children that the request fixes for it. prob: acceptance probability of the node.
+        num_required: number of children that the request fixes for it. prob: probability that it and all its
+        ancestors are accepted.
         """
         min_ranked = 0
         if self._is_determined:
@@ -83,11 +84,11 @@ def num_children_of(shape: TreeShape) -> dict[PathRanks, int]:
     """Return the number of children of each node of a requested tree shape. A node is given by the ranks on the path
     from the root to it.
 
-    A shape that gives only num_nodes gets the likeliest nodes, by probabilities that are fixed in the code and not
-    measured. So the tree of a request is the same at any time.
+    A shape that gives only num_nodes gets the likeliest nodes, by fixed acceptance probabilities: 0.6 for rank 0, 0.24
+    for rank 1, .. So the tree of a request is the same at any time.
 
         widths (2, 1): {(): 2, (0,): 1, (1,): 1}
-        num_nodes 3, prior 0.6, 0.24, ..: {(): 2, (0,): 1}, a chain of 2 and a sibling of its first node
+        num_nodes 3: {(): 2, (0,): 1}, a chain of 2 and a sibling of its first node
     """
     num_children: dict[PathRanks, int] = {}
     if shape.widths:

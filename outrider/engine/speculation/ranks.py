@@ -20,7 +20,8 @@ _PRIOR_COUNT = 16
 _SLOT_WEIGHT = 1 / 16
 """Weight of an observation in the moving mean of its own slot."""
 MIN_PROB = 0.01
-"""Acceptance probability below which draft tokens are not made, unless the request fixes their number."""
+"""Draft tokens are made only if they and their ancestors are all accepted with at least this probability, unless the
+request fixes their number."""
 _MIN_PROB = 1e-3
 """Lower bound of a rank's probability. It is above 0 so that the rank is tried again."""
 
@@ -44,8 +45,8 @@ class RankAcceptance:
 class SlotAcceptance:
     """Acceptance probabilities by rank among siblings, in one slot.
 
-    Rank 0 has the slot's own probability. The other ranks divide the rest of it in the proportions that all slots
-    share.
+    That of rank 0 is measured in the slot. The other ranks divide the rest in the proportions measured over all slots
+    that sample alike.
 
         all slots 0.6, 0.24, 0.096 ..; the slot's rank 0 has 0.8: rank 1 has 0.24 * (1 - 0.8) / (1 - 0.6) = 0.12
     """

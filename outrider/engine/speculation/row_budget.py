@@ -36,7 +36,7 @@ class BudgetUnit(NamedTuple, Generic[Item]):
 
     item: Item
     gain: float
-    """Expected number of tokens that these rows bring."""
+    """Expected number of output tokens that the caller gains by these rows."""
     num_rows: int
 
 
@@ -143,7 +143,7 @@ class RowBudget(Generic[Item]):
 
     def note(self, seconds: float, dealing_s: float = 0.0) -> None:
         """Record how many seconds the step took for which `deal` was called last. The step must have had only the rows
-        that `deal` returned or, if that was None, those of `step`.
+        that `deal` returned or, if that was None, those of its argument `step`.
 
         dealing_s: seconds before the step that were spent on slots of all callers, whether their rows are in the step
         or not.

@@ -34,8 +34,7 @@ class RowCost:
     def __init__(self) -> None:
         self.reach = 1
         """Maximum number of rows that a worker should give to its next step: about twice the largest number that a step
-        has had so far. The estimated seconds of a step with more rows than that largest number are those of one with
-        that number, since nothing was measured there."""
+        has had so far, since the time of larger steps is unknown."""
         self._level_s = 1.0
         self._shape: dict[int, float] = {}
         """Moving mean of seconds divided by the level, by number of rows, ascending."""

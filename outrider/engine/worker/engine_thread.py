@@ -28,7 +28,8 @@ MAX_CONSECUTIVE_FAULTS = 3
 """Number of failed steps and jobs in a row, without a successful step, after which the worker ends and Ray restarts
 it."""
 LOADING_GRACE_S = 5.0
-"""Seconds that `EngineThread.start` gives a load to raise its own, more precise error after `fail` was called."""
+"""Seconds that `EngineThread.start` still waits for a load to end after another thread has called `fail`, since the
+load's own error is more precise."""
 PERIOD_S = 300.0
 """Seconds of a period; `StepTimes` remembers the longest step of the current period and of the one before."""
 

@@ -80,7 +80,9 @@ class BareSlot:
         self.committed[base_len:] = ids
 
     def check_commit(self, base_len: int, num_ids: int) -> None:
-        """Raise the error that `commit_from` would raise for `num_ids` ids, if any."""
+        """Raise `MissingTokens` if `base_len` exceeds the number of committed tokens. Raise `InvalidRequest` if num_ids
+        ids after them would lose part of the prompt or exceed `max_len`.
+        """
         if base_len > len(self.committed):
             raise MissingTokens(base_len, len(self.committed))
         new_len = base_len + num_ids

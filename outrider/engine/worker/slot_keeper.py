@@ -117,7 +117,7 @@ class SlotKeeper(Generic[S]):
         return None
 
     def truncate(self, job: TruncateJob, *, keeps: bool = False) -> None:
-        """Truncate a slot's cache. An unknown slot is ignored, since a close may have arrived before this job.
+        """Truncate a slot's cache. A slot that is not open is ignored.
 
         `keeps`: whether to leave the cache as it is. Pass True for a target slot with a lease and for a draft slot
         whose tree grows: their steps truncate the cache to the committed tokens themselves.

@@ -30,7 +30,7 @@ class SlotSpans:
 
     def begin_item(self, owner: int, item: Any) -> Callable[[Any], None] | None:
         """Record an item, i.e. one message of a Control stream. If it is a verify with tickets for a traced slot,
-        return a function to be called with each reply, which adds the spans; else None.
+        return a function to be called with each reply, which adds the spans of the step that it answers; else None.
 
         `owner`: number of the stream.
         """

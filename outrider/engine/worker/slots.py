@@ -86,7 +86,7 @@ class Slot(BareSlot):
 
     @property
     def source(self) -> EncoderSource | None:
-        """Encoder output to which the slot's rows attend by cross-attention; None without an encoder."""
+        """Input of the encoder, whose output the slot's rows attend to by cross-attention; None without an encoder."""
         return None
 
     @property

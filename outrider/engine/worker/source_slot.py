@@ -70,7 +70,7 @@ class SourceSlot(Slot):
         """Take over from the prefix cache the source (the encoder's input), if all of it is cached, and the longest
         cached prefix of the committed tokens.
 
-        Returns the sum of both numbers of tokens.
+        Returns the number of tokens, of source and committed ones together.
         """
         is_first = self.num_adopted is None
         num_stored = self._pool.prefix.adopt(self._source.table, self._stored_ids, self._source_salt)

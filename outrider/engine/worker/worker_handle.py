@@ -60,7 +60,7 @@ class WorkerState:
     metrics_address: str = ""
     num_leases: Callable[[], int] = field(default=lambda: 0)
     times: StepTimes = field(default_factory=StepTimes)
-    """Durations of the engine thread's steps."""
+    """Number of the engine thread's steps, and seconds of all, of the longest recent and of the current one."""
     drafters: tuple[Drafter, ...] = ()
     """Drafters that need no draft model: in a target those that a request may name, in a draft worker without a model
     the one that it runs."""
@@ -76,7 +76,7 @@ class WorkerState:
         self.cpu_cores = tuple(sorted(os.sched_getaffinity(0)))
 
     def info(self) -> pb.WorkerInfo:
-        """Return the worker's description, without the fields that need a model."""
+        """Return the worker's description without what only a model has, such as its id and vocabulary."""
         return pb.WorkerInfo(
             tokenizer_fingerprint=self.fingerprint,
             context_limit=self.slots.context_limit,
@@ -132,11 +132,11 @@ class WorkerParts:
     worker: EngineWorker
     add_services: AddServices
     close: Callable[[], Awaitable[None]] | None = None
-    """Function that is called on the event loop after the streams have ended; None for nothing to do."""
+    """Function that is called on the event loop after the Control streams have ended; None for nothing to do."""
 
 
 class WorkerHandle:
-    """Handle of a running worker. It owns the worker's parts, and stops them in order."""
+    """Handle of a running worker. It owns the worker's parts, and `stop` ends them."""
 
     def __init__(
         self,

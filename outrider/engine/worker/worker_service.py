@@ -41,11 +41,10 @@ from outrider.wire.transport.streams import ControlStreams
 log = get_logger(__name__)
 
 MAX_WAITING = 64
-"""Maximum number of messages of one slot that wait until its grammar is compiled. A gateway sends only a few."""
+"""Maximum number of messages of one slot that wait until its grammar is compiled; further ones are refused."""
 
 MAX_COMPILING = 256
-"""Maximum number of slots whose grammars wait to be compiled; a grammar has at most 256 KiB. By default a gateway runs
-64 choices at once."""
+"""Maximum number of a worker's slots whose grammars wait to be compiled; further slots are refused."""
 
 Respond = Callable[[Any], None]
 """Function that is called with a job's result: a `JobError` or a reply."""
@@ -170,8 +169,8 @@ class WorkerService:
         """Serve one Control stream until it ends. An item (message of the stream) may be answered more than once.
 
         `take(owner, item, respond)` handles the items that only a draft worker has, or only a target.
-        `to_proto(result)` returns the reply to such an item, by the name of its field. `batch_type`, `reply_type`:
-        protobuf classes of the replies.
+        `to_proto(result)` returns the reply to such an item as {field of `reply_type`: value}. `reply_type`,
+        `batch_type`: protobuf classes of a reply, and of the message in which replies are sent.
         """
 
         def dispatch(owner: int, item: Any, put: Callable[[Any], None]) -> None:
