@@ -123,7 +123,8 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
 
 
 def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
-    """Return the job for the engine thread that a Verify message asks for. Raises InvalidRequest.
+    """Return the job for the engine thread that a Verify message asks for. Raises InvalidRequest if it has no ticket,
+    too many, one twice, or wrong beam levels.
 
     owner: number of the gateway's stream. respond: called with each verdict of the lease, or with an error.
     """

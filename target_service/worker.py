@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> WorkerHandle:
-    """Start a target worker, and return its handle once it accepts calls. Raises ConfigError.
+    """Start a target worker, and return its handle once it accepts calls. Raises ConfigError if the settings, the model
+    or the port cannot be used.
 
     The function pins the process to its cores, loads the model, and listens. ranks_folder: folder through which the
     tensor-parallel ranks find each other, if another process starts ranks 1 and up. None = this process starts them.

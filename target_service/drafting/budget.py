@@ -32,8 +32,8 @@ from outrider.wire.requests.speculation import MIN_GAIN
 from target_service.leases.hold import PendingDraft, hold_until
 
 PROBE_STEPS = 16
-"""Every PROBE_STEPS-th step is a trial that measures the duration of smaller steps: it verifies only half of the draft
-tokens that pay, and has extra rows only for requests that fix the number of draft tokens."""
+"""Every PROBE_STEPS-th step is made smaller, to measure its duration: it verifies only half of the draft tokens that
+pay, and has extra rows only for requests that fix the number of draft tokens."""
 _RATE_WEIGHT = 0.25
 """Weight of a step in the moving mean of tokens per second."""
 
@@ -71,7 +71,7 @@ class VerifyDemand:
     """Number of rows whose cost is compared with `extra_gain`: the extra rows, plus the slot's candidates if extra rows
     of earlier steps made all of them."""
     scheduling: Scheduling = field(default_factory=Scheduling)
-    """Caller, weight, priority and limits of the request."""
+    """Caller, weight and priority of the request, and its limit on the time per output token."""
     ready_s: float = 0.0
     """Monotonic time, in seconds, since which the slot has been ready."""
 
@@ -142,8 +142,8 @@ class VerifyBudget:
         """Record the cost of a step in which no prompt was prefilled.
 
         num_rows: number of the step's rows. num_tokens: number of tokens that the step committed. seconds: duration of
-        the step. between_s: seconds before the step since the previous step ended, or, if this step did not follow it
-        at once, since this step could have begun.
+        the step. between_s: seconds of preparation before the step: since the previous step ended or, if the engine
+        thread waited after that, since the wait ended.
         """
         self.cost.note(num_rows, seconds)
         self._callers.note(seconds, between_s)

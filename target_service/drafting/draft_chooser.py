@@ -55,11 +55,10 @@ class DraftChooser:
     def candidates(self, lease: Lease) -> Candidates:
         """Return the draft tokens that the slot's next step might verify.
 
-        If the request fixes a number of draft tokens or a tree shape, these are the tokens of the first of the target's
-        own drafters that has any; if none has, the delivered tokens. If it fixes neither, these are the tokens of the
-        drafter with the largest expected number of accepted tokens. In either case, tokens that the request's grammar
-        forces are returned instead, if they are more than the accepted tokens that the others are expected to bring,
-        and not fewer than the request fixes.
+        If the request fixes a number of draft tokens or a tree shape: the tokens of the first of the target's own
+        drafters that has any; if none has, the delivered tokens. If it fixes neither: the tokens of the drafter with
+        the largest expected number of accepted tokens. The tokens that the request's grammar forces are returned
+        instead if they are more than that drafter's expected accepted tokens and not fewer than the request fixes.
         """
         if lease.beams is not None:
             return Candidates(lease, budget_items=lease.beams.budget_items(lease.slot, lease.first.acceptance))
@@ -200,8 +199,8 @@ class DraftChooser:
     # drafts that have not arrived
 
     def pending(self, found: Candidates) -> list[PendingDraft]:
-        """Return the draft workers from which more draft tokens may arrive, each with the probability that its next
-        token is accepted and no other drafter's token is.
+        """Return the draft workers from which more draft tokens may arrive, each with the probability that the step
+        gains from its next token: it is accepted, and the tokens of all other drafters are rejected.
 
         The list is empty if forced tokens are verified, or a fixed number of the target's own draft tokens.
         """

@@ -92,9 +92,9 @@ class OwnDrafts:
     def worthwhile_drafters(self, slot: Slot, *, has_fixed_num: bool, is_drafted: bool) -> Iterator[Drafter]:
         """Yield, in order of preference, the slot's drafters that have a proposal worth verifying.
 
-        has_fixed_num: whether the request fixes the number of draft tokens. The last drafter in order is then yielded
-        even if its proposal is poor, unless a draft worker drafts for the slot and the drafter's tokens are not merged
-        with that worker's. is_drafted: whether a draft worker drafts for the slot.
+        has_fixed_num: whether the request fixes the number of draft tokens. If so, the last drafter is yielded even if
+        its proposal is poor. is_drafted: whether a draft worker drafts for the slot. If so, a drafter with a poor
+        proposal is yielded only if its tokens are merged with that worker's.
         """
         last = None
         for name, drafter in self._drafters_of(slot.key).items():

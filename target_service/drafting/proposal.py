@@ -63,7 +63,7 @@ class Proposal:
         return [slot_drafter for slot_drafter, ranks in self.slot_drafters.items() if ranks]
 
     def drafter_of_node(self, node: int) -> SlotDrafter | None:
-        """Return the drafter that proposed a node, the first one if several did; None if none did."""
+        """Return the drafter that proposed a node, the first one if several did; None if `slot_drafters` has none."""
         for slot_drafter, ranks in self.slot_drafters.items():
             if node in ranks:
                 return slot_drafter

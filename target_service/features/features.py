@@ -172,7 +172,8 @@ class Features:
         """Run a forward over a text of T tokens that belongs to no slot. Return the text's hidden states at the layers
         `taps`, [T, len(taps), hidden size], and the likeliest id after each token, [T] int64.
 
-        Raises OutOfBlocks, InvalidRequest, and RuntimeError if torch has no memory.
+        Raises OutOfBlocks if too few KV blocks are free, RuntimeError if torch has no memory, and InvalidRequest for an
+        id outside the vocabulary or a text longer than the context.
         """
         table = self._runner.pool.new_table()
         try:

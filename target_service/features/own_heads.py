@@ -92,7 +92,7 @@ class OwnHeads(TargetDrafter):
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:
     """Load the heads that the setting `heads` names, and test on a probe text that their input is wired to the right
-    layers. Raises ConfigError.
+    layers. Raises ConfigError if they cannot be loaded or fail the test, or if the target gives no hidden states.
     """
     assert config.heads is not None, "the settings name no heads"
     if runner.features_refusal is not None:

@@ -48,7 +48,7 @@ class _Head:
     streams: set[FeatureStream]
     """Streams that have registered the head."""
     is_ready: bool = False
-    """Whether the engine makes features with the projection."""
+    """Whether the engine makes features with the head's projection."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Upload:
     pieces: asyncio.Queue[tpb.HeadWeights]
     reading: asyncio.Task[None]
     num_missing: int
-    """Bytes of the projection that have not arrived. Bytes beyond it are refused, which bounds the queue."""
+    """Bytes of the projection that have not arrived; once there are none, further pieces are refused."""
 
 
 class Heads:
@@ -100,10 +100,11 @@ class Heads:
         return head is not None and head.is_ready and stream in head.streams
 
     def register(self, stream: FeatureStream, spec: tpb.HeadSpec) -> None:
-        """Register a stream's head. If the target does not have its projection yet, ask the draft worker to upload it.
-        Raises InvalidRequest.
+        """Register a stream's head. If the target does not have the head's projection yet, ask the draft worker to
+        upload it. An unfinished upload of the same stream is discarded.
 
-        An unfinished upload of the same stream is discarded.
+        Raises InvalidRequest if the target gives no features or has no room for the projection, if the projection is
+        empty, or if the stream has another head.
         """
         self._end_upload(stream)
         self._check_features()

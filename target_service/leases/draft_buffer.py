@@ -29,7 +29,7 @@ def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
     """Return the maximum number of bytes of the draft buffers of all slots together: room for MAX_DRAFT_TOKENS draft
     tokens per slot, each with a distribution of 4 bytes per id of the vocabulary.
 
-    memory_bytes: maximum bytes of all these distributions.
+    memory_bytes: the distributions count with at most this many bytes together.
     """
     num_tokens = num_slots * MAX_DRAFT_TOKENS
     return num_tokens * NODE_BYTES + min(num_tokens * 4 * vocab_size, memory_bytes)
@@ -97,8 +97,8 @@ class DraftBuffer:
         distributions = dict[int, EncodedDistribution]()
         """Distribution of the sampled children of a node, by the node's index in the delivery."""
         node_of = dict[int, int]()
-        """By a node's index in the delivery (ROOT for the token that the delivery follows): its index in the buffer's
-        tree. As a value ROOT is the slot's last committed token, and ROOT - n the committed token n before it."""
+        """Index of the delivery's nodes in the buffer's tree, by their index in the delivery. The key ROOT is the token
+        that the delivery follows; the value ROOT is the last committed token, and ROOT - n the n-th before it."""
         if delivery.root_len <= len(committed):
             node_of[ROOT] = ROOT + delivery.root_len - len(committed)
         num_late = 0
@@ -199,8 +199,8 @@ class DraftBuffer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether steps need not wait for more draft tokens: the draft worker sends none for now after the last
-        committed token, or after the end of the likeliest path in the buffer.
+        """Whether the draft worker sends no more draft tokens for now after the last committed token, or after the end
+        of the likeliest path in the buffer. No step then waits for any.
         """
         if ROOT in self.ended:
             return True
@@ -233,10 +233,9 @@ class DraftBuffer:
         return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.DETERMINISTIC)]
 
     def pop_cost_us(self, token_ids: Sequence[int]) -> list[int]:
-        """Return a list with one number: the microseconds that the draft worker spent on the delivery of a buffered
-        node. Return an empty list if the time is unknown.
+        """Return [microseconds that the draft worker spent on the delivery of a buffered node]; [] if unknown.
 
-        Each delivery's time is returned once; a later call for a node of the same delivery returns [0]. token_ids: the
+        Each delivery's time is returned once: a later call for a node of the same delivery returns [0]. token_ids: the
         path from the root to the node.
         """
         cost = self.tokens[self._find(token_ids)].cost

@@ -28,22 +28,20 @@ class PendingDraft(NamedTuple):
 
 
 class ExpectedArrival(NamedTuple):
-    """When the next draft tokens of a draft worker are expected for a slot, as monotonic time and as a delay."""
+    """When the next draft tokens of a draft worker are expected for a slot."""
 
     until_s: float
     """Monotonic time, in seconds, after which these draft tokens are overdue."""
     takes_s: float
-    """Mean seconds until these draft tokens arrive: since the slot became ready if they are its first ones for this
-    step, else since the previous delivery."""
+    """Mean seconds until these draft tokens arrive: since the slot became ready if they are its first for this step,
+    else since the draft worker's previous delivery."""
     is_first: bool
     """Whether the slot has no draft tokens yet for its next step, so that these are the first."""
 
 
 def expected_arrival(lease: Lease, draft: SlotDraftWorker, now: float) -> ExpectedArrival | None:
-    """Return when a draft worker's next draft tokens should arrive for a slot. None if no time was measured yet, or if
-    the tokens are overdue.
-
-    now: monotonic time, in seconds.
+    """Return when a draft worker's next draft tokens should arrive for a slot. None if no such arrival was measured, or
+    if the tokens are overdue. now: monotonic time, in seconds.
     """
     is_first = lease.length in draft.starved_since_s
     since_s = draft.arrived_s

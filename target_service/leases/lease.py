@@ -63,7 +63,7 @@ class SlotDraftWorker(SlotDrafter):
     arrived_s: float = 0.0
     """Monotonic time of the last delivery, in seconds."""
     is_refused: bool = False
-    """Whether a delivery of this draft worker has broken a rule since the slot's last verdict."""
+    """Whether a delivery of this draft worker has broken a rule of the protocol since the slot's last verdict."""
     is_skipped: bool = False
     """Whether the slot's next step verifies no draft tokens of this draft worker, even if they arrive before the
     step."""
@@ -112,7 +112,8 @@ class Lease:
     slot: Slot
     speculation: Speculation
     drafts: Sequence[SlotDraftWorker]
-    """Draft workers that may deliver, in the order in which their draws are tested; at least one."""
+    """One for each ticket of the lease, in the order in which their draws are tested. There is at least one, even if no
+    draft worker drafts for the slot."""
     own_drafters: Mapping[Drafter, SlotDrafter]
     """The target's own drafters for this slot, each with its acceptance probabilities."""
     ready_s: float
@@ -123,8 +124,8 @@ class Lease:
     held_from_s: float | None = None
     """Monotonic time, in seconds, since which the slot's next step is held for draft tokens; None if it is not held."""
     is_passed_over: bool = False
-    """Whether the next step began without draft tokens that were expected soon, because waiting for them did not
-    pay."""
+    """Whether the slot's present step began without draft tokens that were expected soon, because waiting for them did
+    not pay."""
 
     @property
     def first(self) -> SlotDraftWorker:

@@ -41,7 +41,7 @@ class VerifyJob:
     """Number of the gateway's stream that sent the message."""
     slot_id: int
     base_len: int
-    """Number of the slot's committed tokens, from the first on, that stay as they are."""
+    """Number of the slot's committed tokens, from the first on, that are kept; `committed_ids` follow them."""
     committed_ids: tuple[int, ...]
     """Token ids that replace the committed tokens from base_len on."""
     tickets: Sequence[tuple[int, bool]]
@@ -72,7 +72,7 @@ class ExtendJob:
 
 @dataclass(frozen=True, slots=True)
 class RefusedDelivery:
-    """Job that records that a delivery under a ticket broke a rule."""
+    """Job that records that a delivery under a ticket broke a rule of the protocol."""
 
     ticket: int
     why: str
@@ -98,14 +98,15 @@ class DraftOutcome(NamedTuple):
     """Number of verified nodes that this drafter proposed. A node that several drafters proposed counts only for the
     first of them."""
     num_accepted: int = 0
-    """Number of nodes that were accepted, among those that count in `num_drafted`."""
+    """Number of accepted nodes that this drafter proposed. A node that several drafters proposed counts only for the
+    first of them."""
     is_verified: bool = False
-    """Whether any node that this drafter proposed was verified, even if all such nodes count for another drafter."""
+    """Whether any node that this drafter proposed was verified, even one that another drafter proposed, too."""
     has_drafts: bool | None = None
     """Whether this draft worker's tokens were buffered when the slot became ready. None before its first delivery, and
     for the target's own drafter."""
     is_refused: bool = False
-    """Whether a delivery of this draft worker broke a rule since the last verdict."""
+    """Whether a delivery of this draft worker broke a rule of the protocol since the last verdict."""
     num_wasted: int = 0
     """Number of this draft worker's tokens, since the last verdict, that equal committed tokens but arrived too late to
     be verified."""

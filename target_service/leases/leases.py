@@ -147,11 +147,10 @@ class Leases:
         return True
 
     def insert_deliveries(self, *, in_step: bool = False) -> None:
-        """Insert the queued deliveries into the draft buffers of their tickets.
+        """Insert the queued deliveries into the draft buffers of their tickets. Drop those without a lease.
 
-        in_step: whether a step is running; that step does not verify the inserted draft tokens. Some deliveries have no
-        lease. While a step is running, they stay queued, since the Verify that begins their lease may be handled after
-        the step. If no step is running, they are dropped.
+        in_step: whether a step is running; that step does not verify the inserted draft tokens. Deliveries without a
+        lease then stay queued, since the Verify that begins it may be handled after the step.
         """
         for _ in range(len(self._delivered)):
             nodes, arrived_s = self._delivered.popleft()

@@ -189,7 +189,8 @@ class Beams:
         """Advance the search by the levels that a step decided: cut the cache to the paths of the live beams, and
         commit the tokens that all live beams share.
 
-        fed: tokens that the step fed for this search. Returns the number of dropped draft tokens. Raises OutOfBlocks.
+        fed: tokens that the step fed for this search. Returns the number of dropped draft tokens. Raises OutOfBlocks if
+        a block must be copied to cut the cache, and none is free.
         """
         tree = self.tree
         start = fed.row.tree_start

@@ -33,7 +33,7 @@ def decide(
     NonFiniteLogits.
 
     logits: [R, V] float32, R = sum(N_b + 1). Each slot has the row after its last committed token, then one row for
-    each of the N_b nodes of its tree. On a CPU, rows off the accepted path may hold anything.
+    each of the N_b nodes of its tree. On a CPU, rows after nodes that cannot be accepted are not read.
 
         trees of 2 and 0 nodes: rows 0, 1, 2 are the first slot's, row 3 is the second's
     """
@@ -102,7 +102,8 @@ def accept_by_draws(
     """Decide a tree by recursive rejection: SpecInfer (Miao et al., ASPLOS 2024), Algorithm 2, along one path.
 
     distribution_after: function that returns the target's distribution after a node or ROOT; called only for ROOT and
-    accepted nodes. noise.accept: one uniform number for each of the proposal's draws. Raises EmptyDistribution.
+    accepted nodes. noise.accept: one uniform number for each of the proposal's draws. Raises EmptyDistribution if the
+    distribution from which the target's own token is drawn has no positive finite mass.
     """
     tree = proposal.tree
     draws_after: dict[int, list[tuple[int, TokenDistribution | None, float]]] = {}

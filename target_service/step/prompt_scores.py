@@ -18,7 +18,9 @@ from outrider.engine.worker.slots import PromptScores, Slot
 
 
 def scoring_refusal(job: OpenJob) -> JobError | None:
-    """Return the error for a job that asks for log-probs of its prompt, if they cannot be given; else None."""
+    """Return the error for a job that asks for log-probs of its prompt in a beam search, or of a prompt that an encoder
+    reads, which have none. None = the job may run.
+    """
     if job.num_prompt_logprobs is None:
         return None
     if job.params.beams is not None:

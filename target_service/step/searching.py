@@ -38,7 +38,9 @@ def commit_search(
     runner: ModelRunner,
     metrics: WorkerMetrics,
 ) -> Verdict:
-    """Commit the levels that a step decided for a beam search, and return the verdict. Raises OutOfBlocks."""
+    """Commit the levels that a step decided for a beam search, and return the verdict. Raises OutOfBlocks if a block
+    must be copied to cut the cache, and none is free.
+    """
     lease = search.lease
     beams = search.beams
     fed = search.fed

@@ -28,8 +28,8 @@ class StepClock:
     """Monotonic time at which the decisions were made, in seconds."""
 
     def timings(self, lease: Lease) -> Timings:
-        """Return the durations of the step for one slot: how long the slot waited for draft tokens, how long for the
-        step's begin otherwise, and how long the forward and the decisions of all slots took.
+        """Return the durations of the step for one slot: how long the ready slot waited for draft tokens, how long for
+        other reasons, and how long the forward and the decisions of all slots took.
         """
         held_s = 0.0
         if lease.held_from_s is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Verifier:
-    """Runs the jobs of the target's engine thread, and passes the steps on to `Step`."""
+    """Runs the jobs that gateways and draft workers queue for the target's engine thread, and lets `Step` run steps."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Verifier:
         self.fail_step = step.fail
 
     def handle(self, job: object) -> None:
-        """Run one job. Raises TypeError for an object that is not a job."""
+        """Run one job, such as opening a slot. Raises TypeError for an object that is not a job."""
         match job:
             case ExtendJob():
                 self._leases.extend(job, time.monotonic())

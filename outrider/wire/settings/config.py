@@ -127,8 +127,8 @@ class WorkerConfig(_ProcessConfig):
     CPU; 0.9 on a GPU, for KV cache and captured graphs together; 1 if gpu_memory_utilization is given."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """Fraction of a GPU's whole memory that this worker may take for weights, steps and KV cache. If kv_cache_tokens is
-    given, the cache has that size instead. Absent = the free memory decides; but where `outrider up`, the launcher or
-    the chart places several workers on one GPU, each gets a part of 0.9."""
+    given, the cache has that size instead. Absent = the free memory decides; but workers that `outrider up`, the
+    launcher or the chart place together on one GPU share 0.9 of its memory."""
     prefix_caching: bool = True
     """Whether the KV cache of ended prompts and outputs is kept. A later prompt that begins with the same tokens then
     uses the kept keys and values."""
@@ -252,8 +252,8 @@ class GatewayConfig(_ProcessConfig):
     added later."""
     draft: str | None = None
     """host:port of the draft worker. Several workers of one pool are separated by commas, and pools by semicolons;
-    NAME= before the first worker names a pool. dns:///host:port works as for target. Absent = plain decoding, unless
-    the target drafts."""
+    NAME= before the first worker names a pool. With dns:///host:port every address of that DNS name is a worker. Absent
+    = plain decoding, unless the target drafts."""
     target_for_draft: str | None = None
     """host:port at which draft workers reach the target, with one entry for each entry of target. Absent = the same
     addresses as target."""
@@ -268,8 +268,8 @@ class GatewayConfig(_ProcessConfig):
     grpc_port: Port = 8001
     """gRPC port; 0 = any free port, which is printed."""
     metrics_port: Port | None = None
-    """Port of /metrics, /sd, /healthz and /readyz. It speaks plain HTTP, even before the first target is connected; 0 =
-    any free port, which is printed. Absent = these paths are on the HTTP port, where every client can read them."""
+    """Port of /metrics, /sd, /healthz and /readyz, in plain HTTP; it answers even before a target is connected. 0 = any
+    free port, which is printed. Absent = these paths are on the HTTP port, where every client can read them."""
     page: bool = True
     """Whether / of the HTTP port shows a page on which users chat with the model and watch the rounds. off = it returns
     404."""
@@ -293,8 +293,8 @@ class GatewayConfig(_ProcessConfig):
     most likely nodes up to a depth of 4. Absent = chains instead of trees."""
     draft_logprobs: str = "auto"
     """Which log-probs of each draft token's distribution are sent to the target at temperature > 0. full: those of the
-    whole vocabulary. topk or topk:N: those of the N most likely tokens (topk means 128). auto: full while a step's
-    payload is small, otherwise topk."""
+    whole vocabulary. topk or topk:N: those of the N most likely tokens (topk means 128). auto: full if the size of the
+    vocabulary times the number of choices that the draft worker samples for is at most 2048, otherwise topk."""
     max_running: Positive = 64
     """Maximum number of choices that each target decodes at once. Multiplied by the number of gateways it should be at
     most the workers' max_slots."""
@@ -314,7 +314,7 @@ class GatewayConfig(_ProcessConfig):
     generation_config: Literal["auto", "none", "vllm"] = "auto"
     """Values of sampling parameters that an HTTP request does not give. auto = those of the checkpoint's
     generation_config.json; none (or vllm, as vLLM calls it) = temperature 1, without top_k, top_p, min_p and penalties.
-    At temperature 0 decoding is greedy in both cases."""
+    At temperature 0 decoding is always greedy."""
     max_tokens_beyond_context: Literal["clamp", "refuse"] = "clamp"
     """What happens if prompt and max_tokens together exceed the context. clamp = max_tokens is reduced to what is left;
     refuse = the request is refused with 400."""
@@ -374,7 +374,7 @@ class GatewayConfig(_ProcessConfig):
     a loopback address."""
     public_tls_dir: str | None = None
     """Folder with cert.pem and key.pem for HTTP and gRPC with users. If it also has a ca.pem, users must show a
-    certificate of that CA."""
+    certificate of that CA. Absent = no TLS with users."""
 
     @field_validator("allowed_origins")
     @classmethod

@@ -59,15 +59,15 @@ class Pool(BaseModel):
     labels: dict[str, str] = {}
     """Ray label selector, by label name: the workers run only on machines whose labels match."""
     num_cpus: float | None = Field(default=None, gt=0)
-    """Number of CPUs that Ray reserves for each worker. The worker is pinned to as many cores."""
+    """Number of CPUs that Ray reserves for each worker, and cores to which it is pinned. Absent = the workers on a CPU
+    share the cores of a single machine; on a cluster of several each reserves 1 and is not pinned."""
     num_gpus: float | None = Field(default=None, gt=0)
     """Number of GPUs that Ray reserves for each worker; a fraction = workers share a GPU. With tensor_parallel N it is
-    N.
-    """
+    N. Absent = 1, or a part of the cluster's only GPU; 0 for a worker on a CPU."""
     model_name: str | None = None
     """For a pool of targets: the id under which the model is served; None = the model's own id."""
     serves: tuple[str, ...] = ()
-    """For a pool of drafts: names of the target pools for which it drafts."""
+    """For a pool of drafts: names of the target pools for which it drafts; empty for a pool of targets."""
 
     @model_validator(mode="before")
     @classmethod
@@ -112,7 +112,7 @@ class Pool(BaseModel):
 
     @property
     def drafter_or_model(self) -> str:
-        """Name of the pool's model for messages; for draft workers without a model, their drafter."""
+        """Text that names the pool's model to users or, for draft workers without a model, their drafter."""
         if isinstance(self.worker, DraftConfig) and not self.worker.has_model:
             return f"{self.worker.drafter}, without a model"
         return self.worker.model

@@ -61,8 +61,8 @@ class RayConfig(BaseModel):
 
     @property
     def workers_outlive_launcher(self) -> bool:
-        """Whether workers keep running after their launcher has ended, until the next launcher of the same name takes
-        them over.
+        """Whether workers keep running after their launcher has ended, until the next launcher of a system with the
+        same name takes them over.
         """
         return self.name is not None and self.address is not None
 
@@ -82,7 +82,7 @@ class ScalingConfig(BaseModel):
     """A worker is removed if the remaining workers of its pool would be busy for less than this fraction of the
     time."""
     late_high: float = Field(default=0.25, gt=0, le=1)
-    """A draft is added if in more than this fraction of the steps its draft tokens equalled the output but arrived too
+    """A draft is added if in more than this fraction of the steps draft tokens equalled the output but arrived too
     late."""
     up_after_s: Seconds = 5.0
     """Seconds for which the load must be too high without interruption before a worker is added."""
@@ -160,8 +160,8 @@ class SystemConfig:
         return [pool for pool in self.pools if pool.role == "draft"]
 
     def pools_ending_with_launcher(self) -> list[Pool]:
-        """Return the target pools with tensor_parallel in a system with a name; the list is empty if the system has
-        none. Other workers of such a system outlive their launcher, but the workers of these pools end with it.
+        """Return the pools whose workers end with their launcher although the system has a name, so that all others
+        outlive it: targets with tensor_parallel. The list is empty for a system without a name.
         """
         if self.ray is None or self.ray.name is None:
             return []
@@ -172,8 +172,8 @@ class SystemConfig:
         return split
 
     def to_json(self) -> str:
-        """Return the system's settings as one line of JSON, which `read` accepts once it is parsed. Settings of workers
-        that were not given are left out.
+        """Return the system's settings as one line of JSON: an object that `read` takes. Settings of workers that were
+        not given are left out.
         """
         return json.dumps(
             {
@@ -232,7 +232,7 @@ def gateway_config(values: Values, **workers: str | None) -> GatewayConfig:
     """Return the settings of a gateway process, made of the system's settings and the workers' addresses.
 
     values: `SystemConfig.gateway`. workers: either the setting `registry`, or the settings `target`, `draft` and
-    `model_name`. Raises ConfigError.
+    `model_name`. Raises ConfigError for a wrong value, and for a setting in `values` that the workers' addresses give.
     """
     for name in _FROM_ADDRESSES & set(values):
         raise ConfigError(f"gateway.{name} is {values[name]!r}: it follows from where the workers run; leave it out")

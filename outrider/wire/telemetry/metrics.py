@@ -24,7 +24,7 @@ WINDOW_S = 60
 
 
 class RecentAcceptance:
-    """Acceptance rate of one pair of models over the last 60 s. Tokens are counted per whole second."""
+    """Acceptance rate of one pair of models over the last 60 s, to the second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -136,7 +136,7 @@ class GatewayMetrics:
         # Sums over pairs whose series were removed, by series and labels, of which the draft's name is emptied.
         self._removed: defaultdict[tuple[Counter, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         self.rates = AcceptanceRates()
-        """Gauge: acceptance rate of each pair of models over the last 60 s. For another span of time, divide
+        """Gauge: acceptance rate of each pair of models over the last 60 s. That of another span of time is
         rate(spec_accepted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m])."""
         r.register(self.rates)
         self.draft_tokens = Counter("spec_draft_tokens", "Draft tokens given to a verify.", _PAIR, registry=r)
@@ -155,8 +155,8 @@ class GatewayMetrics:
         rate(spec_wasted_tokens_total[5m]) / rate(spec_draft_tokens_total[5m]) is their number per verified draft
         token."""
         self.truncates = Counter("spec_truncate", "Truncate RPCs sent.", ["worker", "reason"], registry=r)
-        """Counter of the Truncate RPCs that the gateway has sent, by worker and by reason. sum by (worker, reason)
-        (rate(spec_truncate_total[5m])) is their number per second."""
+        """Counter of the Truncate RPCs that the gateway has sent, by worker ("target" or "draft") and by reason. sum by
+        (worker, reason) (rate(spec_truncate_total[5m])) is their number per second."""
         self.emitted_tokens = Counter("spec_emitted_tokens", "Tokens committed, by kind.", [*_PAIR, "kind"], registry=r)
         """Counter of the committed output tokens, by kind: accepted, recovered, bonus or plain. sum by (kind)
         (rate(spec_emitted_tokens_total[5m])) is their number per second."""
@@ -177,7 +177,8 @@ class GatewayMetrics:
         self.accepted_per_position = Counter(
             "spec_accepted_per_position", "Draft tokens accepted, by position.", [*_PAIR, "position"], registry=r
         )
-        """Counter of accepted draft tokens by position in the round, from 0. Divide it by drafted_per_position."""
+        """Counter of accepted draft tokens by position in the round, from 0. Divided by drafted_per_position it is the
+        fraction at a position that was accepted together with all tokens before."""
         self.wire_bytes = Counter("spec_wire_bytes", "Bytes on a link.", ["link", "encoding"], registry=r)
         """Counter of the bytes on Control streams between gateway and workers, by link ("gateway_target" or
         "gateway_draft") and encoding (always "control"). sum by (link, encoding) (rate(spec_wire_bytes_total[5m])) is
@@ -225,8 +226,8 @@ class GatewayMetrics:
         self.proposals_refused = Counter(
             "spec_proposals_refused", "Steps for which drafts came that broke a rule.", registry=r
         )
-        """Counter of the steps of a slot for which a delivery broke a rule of the protocol; each draft worker that sent
-        one counts. rate(spec_proposals_refused_total[5m]) is their number per second."""
+        """Counter of the steps of a slot for which a delivery broke a rule of the protocol. A step counts once for each
+        draft worker that sent such a delivery. rate(spec_proposals_refused_total[5m]) is their number per second."""
         self.requests = Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r)
         """Counter of choices that ended, by outcome. sum by (outcome) (rate(outrider_requests_total[5m])) is their
         number per second."""
@@ -484,7 +485,8 @@ class WorkerMetrics:
         The series of a connection are removed when it is closed."""
         sizes_of_rows = Counter("outrider_worker_feature_bytes", f"Bytes of rows {text}", names, registry=r)
         self.feature_bytes = _Bound(sizes_of_rows, {"worker": worker})
-        """Counter of the bytes of the features that feature_rows counts, by the same labels."""
+        """Counter of the bytes of features between a target and a draft worker with a head, by peer and fate (sent,
+        dropped or received)."""
         self.head_bytes = gauge("head_bytes", "Memory of the projections of heads.")
         """Gauge outrider_worker_head_bytes: bytes of memory that a target uses for the projections of heads."""
         self.kept_feature_bytes = gauge(

@@ -85,7 +85,7 @@ class CallQueue:
     which stands for who calls, such as a host. Calls beyond either limit wait; those with the same `caller` run in the
     order in which they arrived.
 
-    waiting: limits on the number of calls that run or wait. Calls beyond these are refused.
+    waiting: counts the calls that run or wait, and refuses those beyond its own limits.
     """
 
     def __init__(self, total: int, share: int, waiting: CallLimits) -> None:

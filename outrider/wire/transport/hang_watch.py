@@ -9,20 +9,19 @@ the limit is on the time of one step, as a multiple of the longest recent step.
 from __future__ import annotations
 
 MIN_SILENCE_S = 4.0
-"""Seconds that any step of a worker's engine may take, even if its recent steps were much shorter."""
+"""Seconds that a worker's engine may be silent, without ending a step, even if its recent steps were much shorter."""
 STEPS = 8
-"""Maximum duration of a step of a worker's engine, as a multiple of its longest recent step. If a step takes longer,
-the engine counts as hung."""
+"""A worker's engine counts as hung if a step takes this many times as long as its longest recent step, and at least
+MIN_SILENCE_S."""
 
 MAX_STEP_S = 300.0
-"""Maximum seconds of a step of a worker's engine, however long its recent steps were; also the limit of its first
-step."""
+"""Seconds after which a worker's engine counts as hung within one step, however long its recent steps were; the only
+limit of its first step."""
 
 
 def allowed_s(longest_step_s: float, min_s: float, max_s: float) -> float:
-    """Return the seconds that a step may take: STEPS times the longest recent step, but from `min_s` to `max_s`.
-
-    longest_step_s: seconds of the longest recent step; 0 = no step is known yet, and `max_s` is returned.
+    """Return the seconds that a step may take: STEPS times the longest recent step, but at least `min_s` and at most
+    `max_s`. longest_step_s: seconds of that step; 0 = no step is known yet, and `max_s` is returned.
     """
     if not longest_step_s:
         return max_s

@@ -248,8 +248,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def tune_malloc() -> None:
-    """Configure glibc's allocator to keep freed large buffers in this process. By default it returns a message's 2.5 MB
-    to the kernel and gets them again for the next message, which then takes 3 times as long.
+    """Configure glibc's allocator to keep freed large buffers in this process. By default it returns them to the kernel
+    and gets them again for the next message: one of 2.5 MB then takes 3 times as long.
     """
     if sys.platform != "linux":
         return

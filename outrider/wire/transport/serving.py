@@ -151,8 +151,8 @@ class ServerThread:
             self.loop.call_soon_threadsafe(run)
 
     def stop_serving(self, begin: Callable[[], None]) -> None:
-        """Call `begin` on the thread's event loop, and then set the server's health to NOT_SERVING. Open calls
-        continue. Any thread may call this.
+        """Set the server's health to NOT_SERVING, right after calling `begin` on the thread's event loop. Open calls
+        continue. Any thread may call this. begin: function that makes the servicers refuse new work.
         """
 
         async def run() -> None:

@@ -312,7 +312,7 @@ class ControlStreams:
 
     @contextlib.contextmanager
     def track_task(self) -> Iterator[None]:
-        """Context manager for a task that serves a stream of another kind: during the block `end_all` ends that task
+        """Context manager for a task that serves another stream than Control: during the block `end_all` ends that task
         too, by raising Unavailable in it.
         """
         task = asyncio.current_task()
