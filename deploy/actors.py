@@ -89,7 +89,7 @@ class ActorSpec:
     """Resources that Ray reserves for the worker, and labels of the machines that may run it. A later launcher takes
     over the running worker only if it would give it this same placement."""
     ranks_folder: str | None = None
-    """Folder through which the ranks of a tensor-parallel target connect; None for a worker of one rank."""
+    """Folder of the socket by which a tensor-parallel target's ranks connect; None for a worker of one rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def _check_folder(name: str, path: str, folder: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the settings. Return the exit code: 0 if they can be used, else 1."""
+    """Check the settings. Return the exit code: 0 if `docker compose up` can start with them, else 1."""
     try:
         check(argv, os.environ)
     except ConfigError as error:

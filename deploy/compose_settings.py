@@ -26,8 +26,8 @@ def variable_names(cls: type[GatewayConfig] | type[DraftConfig] | type[TargetCon
 
 
 def compose_settings() -> str:
-    """Return the text of settings.yml: names of environment variables without values. Compose passes those that the
-    user has set to the services.
+    """Return the text of settings.yml: names of environment variables without values. Compose gives the services
+    those that the user has set.
     """
     services = {}
     for service, parts in _READ_BY.items():

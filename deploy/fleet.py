@@ -184,9 +184,9 @@ class Fleet:
         return self._changed()
 
     def is_idle(self, reports: Iterable[registry_pb2.GatewayReport] = ()) -> bool:
-        """Return whether no request runs on any worker. Call it after `drain_all`.
+        """Return whether every worker has no open slots, hangs or cannot be used. Call it after `drain_all`.
 
-        reports: the latest report of each gateway.
+        reports: the latest report of each gateway. A worker that replies to a gateway counts as replying.
         """
         now_s = self._clock()
         self._update(now_s, reports)

@@ -56,7 +56,7 @@ _TLS_DIR = "OUTRIDER_LAUNCHER_TLS_DIR"
 
 
 class Launcher:
-    """Launcher of one system's workers. `run` blocks until `stop` is set."""
+    """Starts, watches and ends the workers of one system on a Ray cluster. `run` blocks until `stop` is set."""
 
     def __init__(
         self, config: SystemConfig, ray_config: RayConfig, stop: StopFlag, events: TextIO, *, needs_drafts: bool

@@ -29,7 +29,7 @@ def listen(folder: Path, drain: Callable[[], None], limit_s: float) -> None:
     its own.
 
     folder: folder of the workers' sockets, in which this process creates its own. limit_s: maximum seconds that `drain`
-    takes, which the process that asks is told. Raises OSError if the folder cannot be used.
+    takes; `drain_workers` waits no longer. Raises OSError if the folder cannot be used.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{os.getpid()}.sock"

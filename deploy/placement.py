@@ -75,7 +75,7 @@ class Placement:
 def place(
     config: SystemConfig, nodes: Iterable[ClusterNode], local_cores: frozenset[int] | None
 ) -> dict[str, Placement]:
-    """Return, by pool name, the placement of each worker of the pool.
+    """Return, by pool name, the placement that all workers of the pool get.
 
     nodes: the cluster's machines. local_cores: if the cluster is only this machine, its CPU cores, which are shared out
     among the workers. None = several machines; workers are then pinned only to cores that their settings name. Raises

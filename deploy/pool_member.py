@@ -88,14 +88,14 @@ class PoolMember:
     stopping_since_s: float | None = None
 
     def end_life(self) -> None:
-        """Record that the worker's process has ended. Gateways may no longer use the worker, and failed calls to that
-        process no longer count.
+        """Record that the worker's process has ended: gateways may no longer use the worker, and the addresses, the
+        last reply and the failures of that process are dropped.
         """
         self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False
 
     def is_hung(self, now_s: float, after_s: float) -> bool:
-        """Return whether the worker has sent no reply, or its engine has hung, for `after_s` seconds at `now_s`."""
+        """Return whether, at `now_s`, the worker has been silent or its engine has hung for `after_s` s or more."""
         return self.hanging_since_s is not None and now_s - self.hanging_since_s >= after_s
 
     def is_idle_since(self, noticed_s: float) -> bool:
@@ -117,7 +117,7 @@ class PoolMember:
         self.why = why
 
     def record_serving(self) -> None:
-        """Record that the worker's present process serves. Earlier failed starts no longer count."""
+        """Record that the worker's present process serves, and forget its earlier failed starts."""
         self.state = SERVING
         self.has_served = True
         self.num_failed_starts = 0

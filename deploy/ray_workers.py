@@ -33,7 +33,7 @@ log = get_logger(__name__)
 NAMESPACE = "outrider"
 """Ray namespace of all actors."""
 STOP_GRACE_S = 2.0
-"""Seconds that streams have to end by themselves when a worker is stopped."""
+"""Seconds that a worker's gRPC streams have to end by themselves when the worker is stopped."""
 
 
 class Ranks:
@@ -58,7 +58,7 @@ class Ranks:
         if parent is None:
             parent = str(parent_for_sockets(f"/{folder}/{SOCKET}"))
         self.folder = str(Path(parent) / folder)
-        """Path of the folder through which the ranks connect."""
+        """Path of the folder with the socket through which the ranks connect."""
         wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
         bundle = {name: amount for name, amount in wanted.items() if amount}
         labels: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class Ranks:
     def options(self, options: dict[str, Any], rank: int) -> dict[str, Any]:
         """Return `options`, changed so that Ray runs the actor of one rank on the rank's share of the placement group.
 
-        options: Ray options of an actor that is in no placement group.
+        options: Ray options that the actor of an unsplit target would have.
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -87,7 +87,7 @@ class Ranks:
         return {**alone, "scheduling_strategy": strategy}
 
     def start_other_ranks(self, options: dict[str, Any]) -> None:
-        """Start the actors of ranks 1 and up. options: Ray options of an actor that is in no placement group."""
+        """Start the actors of ranks 1 and up. options: Ray options that the actor of an unsplit target would have."""
         ray = _ray()
         placement = self._placement
         for rank in range(1, placement.num_ranks):

@@ -175,7 +175,7 @@ class Registry:
         self._server.post([lambda: self._servicer.send_membership(message)])  # type: ignore[union-attr]
 
     def reports(self) -> list[pb.GatewayReport]:
-        """Return the last valid report of each gateway that has joined. May be called on any thread."""
+        """Return each gateway's last report, if at most _REPORT_LIFE_S seconds old. May be called on any thread."""
         if self._servicer is None:
             return []
         return self._servicer.reports()

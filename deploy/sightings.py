@@ -27,7 +27,7 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 log = get_logger(__name__)
 
 PERIOD_S = 1.0
-"""Seconds between two calls of a worker, and between two questions to Ray about the workers' actors."""
+"""Seconds between two GetInfo calls to a worker, and between two questions to Ray about the workers' actors."""
 TIMEOUT_S = 3.0
 """Maximum time in seconds for a worker's reply."""
 _REFUSED_BY_SERVER = ("Tls handshake failed", "Socket closed")

@@ -309,13 +309,13 @@ class Census:
     """The workers of one pool by state: serving, starting, draining."""
 
     serving: list[str]
-    """Names of the workers that serve."""
+    """Names of the pool's workers that serve."""
     num_starting: int
     num_draining: int
 
     @property
     def total(self) -> int:
-        """Number of workers in any state."""
+        """Number of the pool's workers in these three states."""
         return len(self.serving) + self.num_starting + self.num_draining
 
 
@@ -363,8 +363,8 @@ class PoolSizes:
         return done
 
     def set_by_hand(self) -> list[str]:
-        """Set the sizes that `request_size` was called for since the last `set_by_hand`. Return the names of the pools
-        that got a new size.
+        """Give pools the numbers of workers that `request_size` was asked for since the last `set_by_hand`. Return the
+        names of these pools.
         """
         names = list[str]()
         while not self._orders.empty():

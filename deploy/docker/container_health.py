@@ -79,8 +79,8 @@ def check_grpc(host: str, port: int) -> str | None:
 
 
 def check_draft(host: str, port: int) -> str | None:
-    """Return the reason why a draft worker's engine counts as hanging, or why the worker does not reply; None if it
-    replies and does not hang.
+    """Return the reason why a draft worker does not reply, or why its engine counts as hanging: its step takes much
+    longer than recent ones. None if the worker replies and does not hang.
     """
     from outrider.v1 import draft_pb2_grpc
 
@@ -88,8 +88,8 @@ def check_draft(host: str, port: int) -> str | None:
 
 
 def check_target(host: str, port: int) -> str | None:
-    """Return the reason why a target's engine counts as hanging, or why the target does not reply; None if it replies
-    and does not hang.
+    """Return the reason why a target does not reply, or why its engine counts as hanging: its step takes much longer
+    than recent ones. None if the target replies and does not hang.
     """
     from outrider.v1 import target_pb2_grpc
 

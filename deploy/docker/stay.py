@@ -36,8 +36,8 @@ def pid_of(program: str) -> int:
 
 
 def stay(pid: int, program: str, folder: Path) -> int:
-    """Wait until process `pid` has ended. On a first signal to end, drain the workers of this container, and then end
-    `pid`; on a second one, end `pid` at once. Return the exit code: 0 after a signal, 1 if `pid` ended by itself.
+    """Wait until process `pid` has ended. On a first SIGTERM, SIGINT or SIGHUP, drain the container's workers and then
+    end `pid`; on a second one, end `pid` at once. Return the exit code: 0 after a signal, 1 if `pid` ended by itself.
 
     program: name of Ray's executable that `pid` runs. folder: folder of the sockets of this container's workers.
     """

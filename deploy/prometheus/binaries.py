@@ -18,7 +18,7 @@ class NotFound(Exception):
 
 
 def find(program: str, *, fetch: bool = True) -> Path:
-    """Return the path of `program`, prometheus or promtool. Raises NotFound.
+    """Return the path of `program`, prometheus or promtool. Raises NotFound if it is neither here nor fetched.
 
     fetch: whether Debian's package is fetched if the program is not on this machine yet.
     """

@@ -69,8 +69,8 @@ class Feeder:
 
         `requests`: requests by slot key. `make_row`: function that creates the row of a request; it is called once
         there is memory for the row. `now`: monotonic time, in seconds. Returns the requests that were fed, each with
-        its row, and the logits [R, V] float32 of these rows in the same order, `num_logits` for each. Returns None if
-        there was nothing to feed.
+        its row, and the logits [R, V] float32 of these rows in the same order, `row.num_logits` of each. Returns None
+        if there was nothing to feed.
         """
         step_requests = self._step_requests(requests)
         if not step_requests and not self._scheduler.num_starved:

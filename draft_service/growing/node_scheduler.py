@@ -111,8 +111,8 @@ class NodeScheduler:
 
 class _Candidate(NamedTuple):
     gain: float
-    """Probability that the target accepts the node, so that draft tokens after it can be accepted, too; for a
-    look-ahead row, that its token becomes a node and is accepted."""
+    """Probability that the target accepts the node; for a look-ahead row, that its token becomes a node and is
+    accepted."""
     node: int
     """Index of the node in the slot's tree, or ROOT (-1); for a look-ahead row, its number, from -2 downwards."""
     draft_slot: DraftSlot

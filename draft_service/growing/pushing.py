@@ -51,8 +51,8 @@ class NodeSender:
         """Send the new nodes of a slot if they are due.
 
         Sampled nodes are due at once. Deterministic nodes are due if the target has run out of draft tokens for the
-        slot, if no more nodes will grow, or `PUSH_S` seconds after the last message; but not before all draft tokens
-        have grown that the request fixes.
+        slot, if no more nodes will grow, or `PUSH_S` seconds after the last message. If the request fixes their number
+        or the shape of the tree, none are due before all have grown.
         """
         tree = draft_slot.tree
         now = time.monotonic()

@@ -15,7 +15,7 @@ from outrider.engine.worker.open_slots import BareSlot
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Output of one forward of a block drafter: predictions for the positions after a slot's last committed token."""
+    """Output of a `BlockDrafter`'s forward for one slot: distributions of the tokens after the last committed one."""
 
     logits: Tensor
     """Logits [N, V] float32: row 0 is for the token after the last committed one, the others for the N - 1 positions

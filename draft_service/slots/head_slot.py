@@ -120,8 +120,8 @@ class HeadSlot(Slot):
     def publish(self) -> None:
         """Let other slots use this slot's cache (prefix caching), and drop features that have been used.
 
-        All entries of a cache depend on where it begins. So a cache is shared only if it begins at position `lag`, the
-        first that can have an entry.
+        All entries of a cache depend on where it begins. So a cache is shared only if it begins at the first position
+        that can have an entry: 0, or 1 if entries need the feature of the token before.
         """
         if self.first == self.lag:
             super().publish()

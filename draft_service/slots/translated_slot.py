@@ -62,11 +62,11 @@ class TranslatedSlot(Slot):
         return self.uncached()
 
     def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
-        """Record the ids that were fed, and the token that the draft model generates after them.
+        """Record the ids that were fed to the draft model, and the token that it generates after them.
 
-        `own_id`: id of the generated token in the draft worker's vocabulary. All text generated since the last commit
-        is encoded again in the target's tokens. If these no longer begin with the present draft tokens, which are nodes
-        of the tree already, the draft tokens stay as they are, and nothing more is generated until the next commit.
+        `fed_ids`, `own_id`: the fed and the generated ids, in the draft worker's vocabulary. All text generated since
+        the last commit is encoded again in the target's tokens. If these do not begin with the present draft tokens,
+        the present ones stay, as they are nodes of the tree, and no more are generated until the next commit.
         """
         self.fed(fed_ids)
         self.written.append(own_id)
@@ -78,8 +78,8 @@ class TranslatedSlot(Slot):
 
     @property
     def ids(self) -> list[int]:
-        """The committed text in the draft worker's tokens, cut to the number of tokens that its context and its cache
-        can hold.
+        """Ids of the committed text in the draft worker's vocabulary: all, or the first ones, as many as its context
+        and its cache can hold.
         """
         ids = self._retokenization.ids
         if len(ids) <= self._limit:
@@ -88,8 +88,8 @@ class TranslatedSlot(Slot):
 
     @property
     def max_depth(self) -> int:
-        """Maximum depth of a draft tree within the draft worker's context. It is 0 if the committed text ends inside a
-        UTF-8 character.
+        """Maximum depth of the slot's draft tree, for which the draft worker's context and cache have room. It is 0 if
+        the committed text ends inside a UTF-8 character.
         """
         if not self._retokenization.is_whole:
             return 0

@@ -24,7 +24,7 @@ from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 MAX_TARGETS = 256
-"""Maximum number of open streams. Above it, the stream that has gone longest without use is closed."""
+"""Maximum number of open streams from the draft worker to targets. Above it, the one longest without use is closed."""
 REGISTER_S = 60.0
 """Maximum seconds that the registration of a head at a target may take, with the upload of its projection. It is less
 than a gateway waits for a pairing check."""
@@ -101,5 +101,5 @@ class Deliverer:
         return link
 
     async def close(self) -> None:
-        """Close all streams."""
+        """Close the streams to all targets."""
         await asyncio.gather(*self._closing, *(link.close() for link in self._links.values()))

@@ -42,8 +42,8 @@ PROBE_S = 60.0
 
 
 class WiringTest:
-    """Pairing check of a head: whether the head predicts well from the target's hidden states. The test runs once for
-    each epoch of a target; after a failed test, the next call tests again.
+    """Pairing check of a head: whether the head predicts well from the target's hidden states. A passed test holds for
+    the target's epoch; after a failed one, the next check tests again.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> ProbeStates:
     """Return the hidden states that the target computed for the probe text. Call it on the engine thread.
 
-    `ids`: token ids of the text. `taps`: numbers of the taps that were requested. `replies`: the target's replies, each
-    with the hidden states of the next `MAX_PROBE_TAPS` of `taps`, or of those that remain.
+    `ids`: token ids of the text. `taps`: numbers of the taps that were requested. `replies`: the target's
+    replies in the order of `taps`, each with the hidden states at `MAX_PROBE_TAPS` taps; the last may have fewer.
     """
     states = dict[int, torch.Tensor]()  # by tap: [len(ids), d] bfloat16
     for part, reply in zip(_parts(taps), replies, strict=True):

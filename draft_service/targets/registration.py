@@ -40,7 +40,7 @@ class SerializedHead:
 
     @classmethod
     def of(cls, projection: Projection) -> SerializedHead:
-        """Return the content of the registration of a head with this projection."""
+        """Return the serialised projection of a head, with its digest."""
         data = projection.to_bytes()
         return cls(data, digest_of(data), projection.spec.width)
 

@@ -76,7 +76,7 @@ class TargetLink:
 
     @property
     def registration(self) -> Registration:
-        """Registration of the draft worker's head at the target. The draft worker must have a head."""
+        """Registration that gives the target the projection of the draft worker's head. There must be a head."""
         assert self._registration is not None, "this draft has no head"
         return self._registration
 

@@ -144,9 +144,9 @@ class Admission:
         await self.checker.close()
 
     def incoming(self, authorization: str | None) -> IncomingRequest:
-        """Return a new request of the caller with this `authorization` header.
+        """Return a new request of the caller with this `authorization` header. The code that gets it must `release` it.
 
-        The code that calls this method must call `release` on the request. Raises Unauthenticated.
+        Raises Unauthenticated for a missing, unknown or expired key.
         """
         caller = self.access.caller(authorization)
         current_record().key = caller.name

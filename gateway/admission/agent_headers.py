@@ -15,9 +15,9 @@ request and are dropped."""
 
 
 def without_agent_headers(messages: list[Message]) -> list[Message]:
-    """Return the chat without the lines that begin with PREFIX at the start of system messages or their parts.
+    """Return the chat without the header line (see PREFIX) that a coding agent puts before its system prompt.
 
-    A message that contains nothing else is dropped.
+    It may begin a system message or a part of one. A message that contains nothing else is dropped.
     """
     kept = []
     for message in messages:

@@ -80,9 +80,9 @@ class Bucket:
         self._filled_s = clock()
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds until the bucket holds `amount`; 0.0 if it does now.
+        """Return the seconds until the bucket holds `amount` requests or tokens; 0.0 if it does now.
 
-        For an `amount` above the limit per minute, return the seconds until the bucket is full.
+        For an `amount` above the limit per minute, return the seconds until the bucket holds that limit.
         """
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._filled_s) * self.per_minute / MINUTE_S)
@@ -93,7 +93,7 @@ class Bucket:
         return missing * MINUTE_S / self.per_minute
 
     def subtract(self, amount: float) -> None:
-        """Subtract `amount` from the bucket's level. A negative amount is added."""
+        """Subtract `amount` requests or tokens from the bucket's level. A negative amount is added."""
         self._level -= amount
 
 
@@ -144,7 +144,7 @@ class Caller:
             self._tokens = _bucket(key.tokens_per_minute, self._clock)
 
     def count_request(self) -> None:
-        """Count a request against the limit of requests per minute, before its body is read. Raises RateLimited."""
+        """Count a request before its body is read. Raises RateLimited if the key's requests per minute are used up."""
         if self.key is not None:
             self._metrics.requests.labels(key=self.key.name).inc()
             self._charge("requests_per_minute", self._requests, 1)
@@ -182,7 +182,8 @@ class Caller:
     def charge(self, num_tokens: int) -> None:
         """Count the tokens of a request against the key's limit of tokens per minute, before the request begins.
 
-        num_tokens: the most tokens that the request may use; `settle` corrects the count. Raises RateLimited.
+        num_tokens: the most tokens that the request may use; `settle` corrects the count. Raises RateLimited if
+        fewer are left now; if the whole limit is left, any number may be charged.
         """
         self._charge("tokens_per_minute", self._tokens, num_tokens)
 

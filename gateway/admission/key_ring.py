@@ -23,8 +23,8 @@ RETRY_S = 10.0
 for another reason, such as too many open files."""
 
 Mark = tuple[int, int, int, int, int, int]
-"""Properties of a file. If one of them differs from that of the last read, the file has changed: modification time in
-ns, inode, size, mode, owner and group."""
+"""Modification time in ns, inode, size, mode, owner and group of a file. If one differs from that at the last read, the
+file has changed."""
 
 
 class KeyRing:

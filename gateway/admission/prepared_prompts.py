@@ -25,19 +25,19 @@ class CallerGrammars:
     between callers."""
 
     async def output(self, output: OutputFormat | None) -> str:
-        """Return the checked grammar of an output format; empty if `output` is None, as any text is then allowed.
+        """Return the grammar of an output format, as JSON for llguidance; empty if `output` is None: any text.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest if the format cannot be enforced.
         """
         if output is None:
             return ""
         return await self.checker.output(self.caller, output)
 
     async def tools(self, offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> str:
-        """Return the checked grammar of an output that may call the offered tools.
+        """Return the grammar of an output that may call the offered tools, as JSON for llguidance.
 
         reading: parser of tool calls and reasoning in the output. answer: grammar of the outputs that call no tool;
-        empty for any text. Raises InvalidRequest.
+        empty for any text. Raises InvalidRequest if it cannot be enforced or is too large.
         """
         request = grammar_request(offer, reading, tokenizer, answer)
         if request is None:
@@ -52,7 +52,7 @@ class PreparedPrompt:
     ids: tuple[int, ...]
     """Token ids of the whole prompt, at least one."""
     grammar: str
-    """Grammar that the outputs must follow; empty for any text."""
+    """Grammar that the outputs must follow, as JSON for llguidance; empty for any text."""
     reading: Reading | None = None
     """Parser of tool calls and reasoning in the output text; None to leave the text as it is."""
 
@@ -68,9 +68,9 @@ async def prepare_prompt(
 ) -> PreparedPrompt:
     """Render and tokenise a prompt, and build the grammar of its outputs.
 
-    name: name of the prompt's field, for errors. grammar: grammar of the output format, empty for any text.
-    adds_special: whether the tokenizer adds its own special tokens; None to add them to texts but not to chats.
-    max_ids: number of token ids to use, counted from the end of the prompt; None for all.
+    name: name of the prompt's field, for errors. grammars: makes the grammar of a chat's tools. grammar: grammar of the
+    output format, empty for any text. adds_special: whether the tokenizer adds its own special tokens; None to add them
+    to texts but not to chats. max_ids: number of token ids to use, counted from the end of the prompt; None for all.
 
     Raises InvalidRequest, and ContextExceeded for a prompt that does not fit the context.
     """

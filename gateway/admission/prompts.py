@@ -118,8 +118,8 @@ class PromptReader:
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work`, which reads texts of `num_chars` characters, and return its result.
 
-        The call runs on the event loop while the texts of this request have at most INLINE_CHARS characters together,
-        and on a thread once they have more.
+        It runs on a thread if the calls for this request, with this one, read more than INLINE_CHARS characters; else
+        on the event loop.
         """
         self._num_chars += num_chars
         if self._num_chars > INLINE_CHARS:

@@ -134,8 +134,8 @@ class AdmissionQueue:
     def admit(self, num_choices: int, caller: bytes = b"", weight: float = 1.0) -> None:
         """Let `num_choices` more choices of a caller into the queue, where each waits for a place.
 
-        caller, weight: digest and weight of the caller's API key. Raises Overloaded, with the seconds after which to
-        retry, if the queue is full or the wait would be too long.
+        caller, weight: digest and weight of the caller's API key; the defaults stand for no key. Raises Overloaded,
+        with the seconds after which to retry, if the queue is full or the wait would be too long.
         """
         if not self._is_within_share(num_choices, caller, weight):
             self._check(num_choices)
@@ -145,7 +145,8 @@ class AdmissionQueue:
         """Add `by`, negative for choices that have ended, to the number of a caller's choices that run or wait. No
         limit is checked.
 
-        weight: weight of the caller's API key. The caller's share of the places is proportional to it.
+        caller, weight: digest and weight of the caller's API key; the defaults stand for no key. The caller's share of
+        the places is proportional to the weight.
         """
         self.num_admitted += by
         count = self._admitted.pop(caller, (0, weight))[0] + by

@@ -46,7 +46,8 @@ async def build_requests(
 
     Chats are rendered and grammars are checked in other processes. Long texts are tokenised on threads.
 
-    unchecked: request that has passed `check_request`. key_name, weight: name and weight of the caller's API key.
+    unchecked: request that has passed `check_request`. facts: the model that it names. reader: renders and
+    tokenises its texts. checker: checks its grammars. key_name, weight: name and weight of the caller's API key.
 
     Raises InvalidRequest, and ContextExceeded for a prompt that does not fit the context.
 
@@ -130,7 +131,8 @@ async def prompt_ids(
 ) -> tuple[int, ...]:
     """Return the token ids of the chat that is the request's only prompt, without generating an output.
 
-    Raises InvalidRequest, also for an output format that cannot be enforced.
+    reader: renders and tokenises the chat. checker: checks the grammars of its output, for the API key
+    `key_name`. Raises InvalidRequest, also for an output format that cannot be enforced, or ContextExceeded.
     """
     (chat,) = unchecked.prompts
     grammars = CallerGrammars(checker, caller_of(key_name, None))

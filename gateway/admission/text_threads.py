@@ -19,7 +19,7 @@ NUM_THREADS = 4
 """Number of threads that tokenise long texts."""
 THREAD_NICENESS = 5
 """Niceness of the threads that tokenise long texts, on Linux. It lies between that of the event loop (0) and that of
-confined processes (10)."""
+the processes that render chats and check grammars (10)."""
 LARGEST_CHARS = 1 << 20
 """Length in characters above which only one text, of all callers, is tokenised at a time. Tokenising a text of 2**20
 tokens takes 400 MB."""

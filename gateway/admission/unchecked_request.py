@@ -73,7 +73,7 @@ class UncheckedRequest:
     """Number of most likely ids whose log-probs are returned for each prompt token, besides those of the token itself;
     None for no log-probs of the prompt."""
     is_empty: bool = False
-    """Whether the outputs must be empty."""
+    """Whether the outputs must be empty, as max_tokens 0 asks for."""
     keeps_stop: bool = False
     """Whether an output's text has the stop string or stop id that ends it."""
     stops_in_reasoning: bool = False

@@ -284,7 +284,7 @@ class HttpServer(uvicorn.Server):
 def raise_descriptor_limit() -> None:
     """Raise the number of files that this process may open to the most that the system allows.
 
-    The usual limit, 1024, is too low for the connections of two servers.
+    The usual limit, 1024, is too low for the connections of the HTTP and the gRPC server.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS names no limit and then takes none

@@ -24,7 +24,7 @@ infinity."""
 
 @dataclass(frozen=True, slots=True)
 class PromptFields:
-    """Writes the fields of a response that are about tokens of prompts, and the field `token_ids` of its choices.
+    """Writes a response's `prompt_token_ids`, `prompt_logprobs`, `token_ids`, and log-probs of an echoed prompt.
 
     Each field is written only if the client asks for it.
     """
@@ -75,10 +75,10 @@ class PromptFields:
         return entries
 
     def with_prompt(self, index: int, output: RoundOutput, logprobs: Json) -> Json:
-        """Return `logprobs` of a completion with the entries of its echoed prompt put before them.
+        """Return the field `logprobs` of a completion with the entries of its echoed prompt put before the others.
 
         index: index of the choice. output: first output of the choice, which has the prompt's log-probs. logprobs: the
-        four lists of `completion_logprobs` for the output's tokens. The log-prob of the prompt's first token is None.
+        field for the output's tokens, four lists. The log-prob of the prompt's first token is None.
         """
         request = self.requests[index]
         ids = request.caller_prompt_ids

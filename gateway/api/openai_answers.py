@@ -180,8 +180,8 @@ class OpenAIAnswer:
 
 
 def best_of(outputs: Sequence[RoundOutput], num_made: int, num_returned: int) -> list[int]:
-    """Return indices in `outputs`: for each prompt in turn, those of the `num_returned` outputs with the highest mean
-    log-probs, the best first. If `num_returned` is `num_made`, all indices are returned, in ascending order.
+    """Return the indices in `outputs` of each prompt's `num_returned` outputs with the highest mean log-probs, the best
+    first. If `num_returned` is `num_made`, return all indices in ascending order.
 
     outputs: whole outputs of all prompts, `num_made` consecutive ones for each prompt.
     """

@@ -38,7 +38,7 @@ class CompletionWriter:
     """Whether each choice has a field `speculation`, with the kinds of its tokens and, if the request sets `explain`,
     what its rounds verified."""
     prompts: PromptFields | None = None
-    """Writes the fields about prompts; None if the client asks for none."""
+    """Writes the fields that `PromptFields` names; None if the client asks for none of them."""
     num_reasoning_tokens = 0
     object = chunk_object = "text_completion"
 
@@ -49,7 +49,7 @@ class CompletionWriter:
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
         """Return the entry of a stream chunk's `choices` for the choice at `index`; None if `output` adds nothing.
 
-        first: whether `output` is the first output of this choice.
+        first: whether `output` is the choice's first output, whose entry is never None and has the prompt's fields.
         """
         if first or output.text_delta or output.finish_reason or self._reports_tokens:
             return self._choice(index, output, first)
@@ -106,7 +106,7 @@ class ChatWriter:
     """Whether each choice has a field `speculation`, with the kinds of its tokens and, if the request sets `explain`,
     what its rounds verified."""
     prompts: PromptFields | None = None
-    """Writes the fields about the prompt; None if the client asks for none."""
+    """Writes `prompt_token_ids`, `prompt_logprobs` and `token_ids`; None if the client asks for none of them."""
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     _readers: dict[int, ChoiceReader] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class ChatWriter:
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
         """Return the entry of a stream chunk's `choices` for the choice at `index`; None if `output` adds nothing.
 
-        first: whether `output` is the first output of this choice.
+        first: whether `output` is the choice's first output, whose entry is never None and has the role.
         """
         delta: Json = {"content": output.text_delta}
         has_calls = False
@@ -144,10 +144,10 @@ class ChatWriter:
         return {"index": index, "delta": delta, **self._common_fields(output, has_calls)}
 
     def answer_fields(self, index: int, output: RoundOutput) -> Json:
-        """Return further fields of the response besides its choices: those about the prompt.
+        """Return the response's `prompt_token_ids` and `prompt_logprobs`, if the client asks for them.
 
-        output: first output of the choice at `index`. All choices have the same prompt, so the fields are returned only
-        for index 0, and an empty dict for any other.
+        output: first output of the choice at `index`. All choices have the same prompt, so an index other than 0 gives
+        an empty dict.
         """
         if self.prompts is None or index:
             return {}

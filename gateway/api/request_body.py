@@ -24,8 +24,8 @@ LARGE_BYTES = 64 << 10
 """Size of a request, in bytes, that takes about a millisecond to parse and check. Between the steps of work on a larger
 request, other tasks of the event loop run."""
 MAX_VALUES = 300_000
-"""Maximal number of values in a JSON body besides the token ids of its prompt. To parse 300,000 values takes 10 ms. A
-/detokenize body with 262,144 tokens fits."""
+"""Maximal number of values in a JSON body, to which `max_values` adds room for a prompt of token ids. To parse 300,000
+values takes 10 ms. A /detokenize body with 262,144 tokens fits."""
 OBJECT_MARKS = (b"[", b"{", b":")
 """Characters of JSON, outside of strings, that are counted for MAX_OBJECTS."""
 MAX_OBJECTS = 100_000
@@ -104,9 +104,8 @@ def max_values(models: Iterable[ServedFacts]) -> int:
 
 
 async def check_values(body: bytes | bytearray, num_allowed: int) -> None:
-    """Raise RequestTooLarge if a JSON body has `num_allowed` values or more, or more than MAX_OBJECTS lists and fields.
-
-    Parsing such a body would block the event loop for too long. Values are counted by the commas between them.
+    """Raise RequestTooLarge for a JSON body whose parsing would block the event loop for too long: `num_allowed` values
+    or more, counted by the commas between them, or more than MAX_OBJECTS lists, objects and fields.
     """
     # {"a": [1, "x,y"]}: one comma outside texts, and the marks "{", ":" and "["
     num_values = 0

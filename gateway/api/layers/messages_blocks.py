@@ -93,7 +93,7 @@ class ToolUseBlock(LenientSchema):
     input: Any = Field(default=None, description="an object")
 
     def written(self) -> str:
-        """Return the call's input as JSON. Raises InvalidRequest if it nests too deep."""
+        """Return the call's input as JSON. Raises InvalidRequest if it nests too deep for orjson."""
         try:
             return written_arguments(self.input)
         except ValueError as error:

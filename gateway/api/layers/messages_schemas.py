@@ -184,9 +184,10 @@ class CountBody(Layer):
         return without_others(value, MESSAGES_NEUTRAL, cls.ignored)
 
     def unchecked_request(self, request_id: str, **others: Any) -> UncheckedRequest:
-        """Return the request, not yet tokenized, for one output to these messages. Raises InvalidRequest.
+        """Return the request, not yet tokenized, for one output to these messages.
 
-        others: values for further fields of the ChatBody (/v1/chat/completions) to which this body is converted.
+        others: values for further fields of the ChatBody (/v1/chat/completions) to which this body is converted. Raises
+        InvalidRequest for messages that end with the assistant's, and for other fields that cannot be converted.
         """
         if self.messages[-1].role == "assistant":
             text = "messages ends with the assistant's own, which is not continued here; end with the user's"

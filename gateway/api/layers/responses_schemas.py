@@ -106,7 +106,8 @@ ITEM_TAGS = {
 }
 """For each type of input item that is read, the pydantic tag of its class in the union `Item`."""
 LEFT_OUT = re.compile("(_call|_output)$|^mcp_")
-"""Regular expression for the types of input items that belong to tools of other servers. Such items are left out."""
+"""Regular expression for the other types of input items: calls of tools that this server does not have, and results of
+such calls. They are left out."""
 
 
 class InputLeftOut(LenientSchema):
@@ -240,7 +241,7 @@ class ResponsesBody(Layer):
         return "message.output_text.logprobs" in (self.include or ())
 
     def unchecked_request(self, request_id: str) -> UncheckedRequest:
-        """Return the request, not yet tokenized, for one output to this input. Raises InvalidRequest."""
+        """Return the request, not yet tokenized, for one output. Raises InvalidRequest for fields that are invalid."""
         if self.top_logprobs and not self.logprobs:
             text = "top_logprobs needs include to have message.output_text.logprobs"
             raise InvalidRequest(text, param="top_logprobs")

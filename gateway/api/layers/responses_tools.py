@@ -111,7 +111,7 @@ def full_name(namespace: str | None, name: str) -> str:
 
 
 def offered_tools(tools: Sequence[Any]) -> Iterator[OfferedTool]:
-    """Yield the tools of a request that the model may call, in the request's order, also those in namespaces."""
+    """Yield the tools that the model may call, in the order of a request's `tools`, with those in its namespaces."""
     for index, tool in enumerate(tools):
         path = f"tools[{index}]"
         if isinstance(tool, ResponsesTool):

@@ -32,7 +32,7 @@ class Model(AnswerModel):
     """Always "model". Only Anthropic's clients read this field, `display_name` and `created_at`."""
     display_name: str
     created_at: str
-    """The same time as `created`, written as in ISO 8601."""
+    """The field `created` (seconds since 1970) in ISO 8601."""
 
 
 class ModelList(AnswerModel):
