@@ -29,12 +29,12 @@ from tests.law.services import ENDLESSLY_PATIENT, HASTY, OPTIONS, PATIENT, Model
 from tests.stack import Process, read_metrics
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return make_models(tmp_path_factory.mktemp("law_models"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def services(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     started = Services(models, tmp_path_factory.mktemp("law_logs"))
     try:
@@ -133,7 +133,7 @@ class Samples:
         self.delivered |= {case.group: read_metrics(f"http://{metrics}/metrics") for case in batch}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def samples(services: Services, every_day: bool, request: pytest.FixtureRequest) -> Samples:
     tested = (item.callspec.params.get("case_id") for item in request.session.items if hasattr(item, "callspec"))
     return Samples(services, NUM_EVERYDAY if every_day else NUM_ANSWERS, {str(case_id) for case_id in tested})
