@@ -27,7 +27,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(gateway: ScriptedGateway) -> N
     with terminal(*RUN, "chat", "--address", gateway.address, env=os.environ) as shown:
         shown.wait_for(_lines(">"))
         shown.press("one\n")
-        shown.wait_for("red")
+        shown.wait_for("quick red")
         shown.press("\x03")
         shown.wait_for(_lines("red", ">"))
         assert gateway.cancelled.wait(5)
