@@ -31,19 +31,21 @@ class BeamDrafts:
 
     @property
     def max_depth(self) -> int:
-        """Maximum number of levels of draft tokens that a step may feed. A step decides the levels that it accepts, and
-        one more.
+        """Maximum number of levels of draft tokens that a step may feed. One level is left for the target, which adds
+        it to those that it accepts.
         """
         return max(0, min(self._max_depth, self._max_len - self._tree.length - 1))
 
     @property
     def depth(self) -> int:
-        """Number of complete levels of draft tokens below the live beams that have arrived and that a step may use."""
+        """Number of levels of draft tokens below the live beams that a step may feed. Each of them has arrived with at
+        least as many nodes as there are live beams.
+        """
         return len(self._levels())
 
     def insert(self, delivery: Delivery) -> InsertedNodes:
-        """Insert a delivery below the beams that were live when each beam had `delivery.root_len` tokens. Return how
-        many of the delivery's tokens were late or dropped.
+        """Insert a delivery below the beams that were live when each beam had `delivery.root_len` tokens, prompt
+        included. Return how many of the delivery's tokens were late or dropped.
         """
         tree = self._tree
         if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:
@@ -86,7 +88,7 @@ class BeamDrafts:
     def budget_items(self, acceptance: SlotAcceptance, max_drafts: int) -> list[BudgetItem]:
         """Return at most `max_drafts` draft tokens that the next step might feed, level by level.
 
-        `acceptance`: its rank 0 has the probability that the target accepts a level.
+        `acceptance`: of its probabilities, that of rank 0 is the probability that the target accepts a whole level.
         """
         budget_items = list[BudgetItem]()
         prob = 1.0
@@ -97,8 +99,8 @@ class BeamDrafts:
         return budget_items[: max(0, max_drafts)]
 
     def chosen(self, num_drafts: int) -> tuple[list[int], int]:
-        """Return the first `num_drafts` draft tokens in the order of `budget_items`, level by level below the live
-        beams, as nodes; and their number of levels.
+        """Return (nodes, number of levels): indices, in the search's tree, of the first `num_drafts` draft tokens below
+        the live beams, level by level and best first.
 
         The last level is left out if it has fewer nodes than there are live beams.
 
@@ -115,8 +117,8 @@ class BeamDrafts:
         return nodes, depth
 
     def pending_prob(self, acceptance: SlotAcceptance) -> float | None:
-        """Return the probability that the target accepts the next level that arrives, together with all levels before
-        it; None if no further level can arrive.
+        """Return the probability that the target accepts all levels that have arrived and one more; None if no more
+        will arrive or could be fed.
         """
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
@@ -124,8 +126,8 @@ class BeamDrafts:
         return acceptance.chain_prob(depth + 1)
 
     def learn(self, acceptance: SlotAcceptance, depth: int, num_accepted: int) -> None:
-        """Update acceptance probabilities after a step that fed `depth` levels of draft tokens and accepted
-        `num_accepted` of them.
+        """Update `acceptance`, in which rank 0 stands for a whole level, after a step that fed `depth` levels of draft
+        tokens and accepted `num_accepted` of these levels.
         """
         for _ in range(num_accepted):
             acceptance.note(0)

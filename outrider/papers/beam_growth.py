@@ -110,8 +110,8 @@ class BeamGrowth(BeamTree, Growth):
                 known.append((token_id, math.log(prob)))
 
     def finish_step(self) -> None:
-        """Add levels of beams, each one depth of the draft tree, as long as the distributions after all nodes of the
-        last level are known.
+        """Add further levels to the draft tree after a step of the draft worker, as long as the distributions after all
+        nodes of the last level are known.
         """
         while not self._is_grown and all(node in self._known for node in self._frontier):
             if not self._add_level():

@@ -27,11 +27,11 @@ from outrider.engine.worker.open_slots import BareSlot
 def open_cascade(
     table: SequenceDrafter, acceptance: dict[tuple[bool, bool], RankAcceptance], job: OpenJob, slot: BareSlot
 ) -> Cascade | None:
-    """Create the look-ahead rows of a new slot, which `table` predicts. Return None for a beam search, in which nothing
+    """Return the look-ahead rows of a new slot, whose tokens `table` predicts. None for a beam search, in which nothing
     is sampled.
 
-    `acceptance`: measured probabilities that a prediction is right, shared by all slots, by (`greedy`,
-    `is_deterministic`) of the request's sampling parameters.
+    `acceptance`: measured probabilities that a prediction is right, shared by all slots. The key is (`greedy`,
+    `is_deterministic`) of a slot's sampling parameters; a missing entry is added.
     """
     if job.params.beams is not None:
         return None
@@ -40,7 +40,7 @@ def open_cascade(
 
 
 class Cascade:
-    """Look-ahead rows of one slot, for one step at a time: tokens that a table predicts, and that are fed with the
+    """Look-ahead rows of one slot, made anew for each step: tokens that a table predicts, and that are fed with the
     draft tree's nodes before it is known whether they become nodes.
     """
 

@@ -47,7 +47,7 @@ class Bigram(Unigram):
 
 class LastTokenFollower(TokenSequence):
     """State of a Unigram or Bigram drafter for one sequence. It proposes by the table's counts after the sequence's
-    last token. A chain is proposed by another LastTokenFollower, which begins with that token alone.
+    last token, so `walk`, which proposes a chain, copies only that token.
     """
 
     def __init__(self, table: Unigram, token_ids: Sequence[int]) -> None:

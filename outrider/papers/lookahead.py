@@ -42,18 +42,17 @@ class Window:
         """
         self._shape = shape
         self.ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens + 1)
-        """Token ids of the window, by depth: first the W ids at the top of the W columns, then those below them, and so
-        on. The first id is replaced by the last committed token when the window is fed."""
+        """Token ids of the window, by depth: first the id at the top of each column, then those below them, and so on.
+        The first id is replaced by the last committed token when the window is fed."""
         self._pool = dict[int, list[list[int]]]()
         """Rests of the n-grams by their first token, the latest first."""
 
     def learn(self, new_ids: Sequence[int]) -> None:
-        """Add the n-grams that a step completed to the pool, and move the window on by one token. Every W consecutive
-        ids of `ids` are at one depth of the window, and column i has the i-th of each.
+        """Add the n-grams that a step completed to the pool, and move the window on by one token.
 
-        `new_ids`: the target's likeliest token after each column, in order.
+        `new_ids`: the target's likeliest token after each column of the window, in order.
 
-            W = 2, n-grams of N = 3, ids [a, b, c, d] (columns [a, c] and [b, d]), new_ids [e, f]:
+            2 columns, [a, c] and [b, d], so that `ids` is [a, b, c, d]; n-grams of 3 tokens; new_ids [e, f]:
             the pool gets a -> [c, e] and b -> [d, f]; ids are then [c, d, e, f]
         """
         ids = [*self.ids, *new_ids]
@@ -68,8 +67,8 @@ class Window:
         self.ids = ids[self._shape.window :]
 
     def after(self, last_id: int) -> Sequence[Sequence[int]]:
-        """Return the n-grams in the pool that begin with `last_id`, without that first id: N - 1 ids each, the latest
-        first. Empty if there are none.
+        """Return the n-grams in the pool that begin with `last_id`, each without that first id, the latest first. Empty
+        if there are none.
         """
         return self._pool.get(last_id, ())
 
@@ -105,7 +104,7 @@ class LookaheadDrafter(TargetDrafter):
 
     def propose(self, slot: Slot, state: SamplingState, acceptance: SlotAcceptance, max_tokens: int) -> CandidateTree:
         """Return the n-grams of the pool that begin with the last committed token, as one tree that shares common
-        prefixes. With a lenience below 1, return only the latest n-gram, as a chain.
+        prefixes, cut to its `max_tokens` likeliest nodes. With a lenience below 1, use only the latest n-gram.
         """
         ngrams = self._window(slot.key).after(slot.committed[-1])
         if slot.params.lenience < 1.0:

@@ -27,7 +27,8 @@ def merge(trees: Sequence[CandidateTree], max_items: int, is_fixed: bool, is_mat
     `trees`: one for each drafter, in the order in which the drafters' tokens are tested; a tree may be empty.
     `is_fixed`: whether the request fixes the number of draft tokens. If so, tokens of earlier drafters come first and
     later drafters get what remains, so that statistics of other requests do not change the tree. If not, the likeliest
-    tokens come first. `is_matched`: whether draft tokens are accepted if they equal the target's choice.
+    tokens come first. `is_matched`: True = a draft token is accepted if it equals the target's token (greedy, rule
+    `coupled`). False = it is tested against its drafter's distribution (rule `rejection`).
 
     Example: chains [a, b] and [c], `max_items` 2. If fixed, the result is a, b; otherwise the likeliest two.
     """

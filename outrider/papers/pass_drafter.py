@@ -92,7 +92,9 @@ class PassDrafter(TargetDrafter):
 
     def extra_rows(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return extra rows with a chain of look-ahead ids after the last committed token and after each draft token,
-        as long as the chains have at most MAX_DRAFT_TOKENS ids in all. Return None if there are none.
+        without the last chains if they have more than MAX_DRAFT_TOKENS ids in all. None if there are none.
+
+        `parents`: for each draft token of the step, the index of its parent among them, or ROOT.
         """
         ids = list[int]()
         placed = list[int]()

@@ -47,8 +47,8 @@ class Steps(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append a step's keys and values in layer `layer_idx`, [B, Hkv, N, D].
-        Return the layer's keys and values of all steps so far, [B, Hkv, steps * N, D] each.
+        """Append the keys and values of one step of the training-time test in layer `layer_idx`, [B, Hkv, N, D] each.
+        Return the layer's keys and values of all steps so far, [B, Hkv, steps * N, D] each. `args`, `kwargs`: not used.
         """
         keys = key_states
         values = value_states
@@ -61,12 +61,12 @@ class Steps(Cache):
 
 
 def attention_mask(num_entries: int, step: int, device: torch.device) -> Tensor:
-    """Return the attention mask of a step of the training-time test, [N, (step + 1) * N] bool, over the keys of steps 0
-    to `step`. True = the entry attends to the key.
+    """Return the attention mask of step `step`, from 0, of the training-time test: [N, (step + 1) * N] bool, over the
+    keys of steps 0 to `step`. True = the entry attends to the key.
 
-    num_entries: N, the number of entries (token positions) of a step. In step k, entry i is draft token k of the chain
-    that began at entry i - k. Entry i attends to the entries 0 to i - k of step 0, and in each later step to the draft
-    token of its own chain.
+    num_entries: N, the number of entries of each step, one per token position. In step k, entry i is draft token k of
+    the chain that began at entry i - k. It attends to the entries 0 to i - k of step 0, and to its chain's own entry in
+    each later step.
     """
     # N = 4, step = 1; row 2 is [1 1 0 0 | 0 0 1 0]: e0, e1 of step 0 and f2 of step 1
     entries = torch.arange(num_entries, device=device)  # [N]

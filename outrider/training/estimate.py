@@ -16,8 +16,7 @@ TRIAL_S = 0.2
 """Seconds for which each of two matrix products is repeated to time it: one of the size used in generating text, one of
 the size used in training."""
 TRIAL_WIDTH = 1024
-"""Number of inputs and of outputs of the matrix that is timed: 4 MiB of weights in float32, more than the cache of a
-core."""
+"""Rows and columns of the square weight matrix whose products are timed: 4 MiB in float32, more than a core's cache."""
 GENERATED_AT_ONCE = 64
 """Number of rows (one per output) of a forward while text is generated."""
 FLOAT_BYTES = 4

@@ -16,9 +16,9 @@ from torch.nn.functional import log_softmax
 LossName = Literal["kl", "lk"]
 LOSSES: tuple[str, ...] = get_args(LossName)
 LK_DECAY = 3.0
-"""Rate at which the weight of the divergence in the loss `lk` falls as acceptance rises (arXiv 2602.23881): the weight
-is exp(-LK_DECAY * mean acceptance). The divergence is needed because a student that begins far from the target does not
-improve by the acceptance term alone."""
+"""Rate at which the weight of the KL divergence in the loss `lk` falls as draft tokens are accepted more often (arXiv
+2602.23881): the weight is exp(-LK_DECAY * mean acceptance probability). Without the divergence, a student that begins
+far from the target does not improve."""
 DEPTH_DECAY = 0.8
 """Factor between the weights of the losses of consecutive draft tokens of a round: the loss of draft token k, counted
 from 0, has the weight DEPTH_DECAY ** k (EAGLE-3, Medusa)."""

@@ -23,8 +23,8 @@ from outrider.training.teacher import Batch, TargetOutput, Teacher
 from outrider.wire.errors import ConfigError
 
 GROUPS = 64
-"""Maximum number of tokens per text behind each of which one training step feeds all look-ahead embeddings. These
-tokens are evenly spaced in the output."""
+"""Maximum number of tokens of a text after which a training step feeds a chain of all look-ahead embeddings. They are
+evenly spaced in the output."""
 
 
 class _Tree(NamedTuple):
@@ -74,7 +74,7 @@ class LookaheadEmbeddings:
         at these depths.
 
         A single forward over a token tree computes them. The tree has the whole text and, after up to GROUPS of its
-        tokens, a chain of all L embeddings. batch: the texts. target_output: not used.
+        tokens, a chain of all embeddings. batch: the texts. target_output: not used.
         """
         num_ids, length = self.depth_trained, batch.ids.shape[1]
         roots = _choose_roots(batch)  # [B, G] int64

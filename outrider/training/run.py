@@ -87,7 +87,7 @@ class TrainingRun:
         self.num_updates = 0
         """Number of updates so far, in all processes that ran this training."""
         self.trained_s = 0.0
-        """Seconds that the updates in `num_updates` took."""
+        """Seconds that all updates so far took, in all processes that ran this training."""
         facts = {**facts, **asdict(plan)}
         if self._path.is_file():
             _check_same(folder, facts)

@@ -72,9 +72,7 @@ class Student(Protocol):
 
 
 class Draft:
-    """Student that is a draft model (a causal language model). Its logits after a token do not depend on the depth at
-    which they are used.
-    """
+    """Student that is a draft model (a causal language model). Its logits after a token are the same at every depth."""
 
     ids = None
     """Token ids that the model can propose: None, since it can propose all."""
@@ -103,8 +101,8 @@ class Draft:
         self.module = network.to(device)
 
     def draft_logits(self, batch: Batch, target_output: TargetOutput, depth: int) -> Iterator[DraftLogits]:
-        """Run one forward of the draft model over the batch. Yield its logits for each depth from 0 to `depth` - 1:
-        those after the tokens at which a draft token of this depth is trained. target_output: not used.
+        """Run one forward of the draft model over the batch. For each depth k from 0 to `depth` - 1, yield its logits
+        after the tokens at which `batch.trained_mask(k)` is True. target_output: not used.
         """
         with mixed_precision(self._device):
             logits = self.module(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)  # [B * T, V]

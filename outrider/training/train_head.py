@@ -43,13 +43,13 @@ SHARED_CHARS = 50
 measured. A line of code is about as long."""
 
 Report = Callable[[str, str, int, int], None]
-"""Callback that shows the progress: `report(stage, text, done, total)`, where `done` of `total` units of the stage are
-finished. It may raise StopRequested."""
+"""Callback that shows the progress: `report(stage, text, done, total)`, where `text` describes the stage, and `done` of
+its `total` units are finished. It may raise StopRequested."""
 
 
 def train(task: Task, stop: StopFlag, report: Report) -> dict[str, Any]:
-    """Train with the settings in `task`, save the result in the folder `task.out`, and return the content of its file
-    REPORT.
+    """Train with the settings in `task`, save the result in the folder `task.out`, and return the report that is saved
+    there in the file REPORT.
 
     stop: flag that ends the training when it is set. report: called with the progress. Raises OutriderError if the
     training is not possible. Raises StopRequested once `stop` is set, after a checkpoint was saved.
@@ -139,8 +139,8 @@ def _facts(task: Task, assignment: GenerationTask, student: Student) -> dict[str
 def measure(
     name: str, student: Student, teacher: Teacher, answers: Sequence[Answer], report: Report
 ) -> list[dict[str, Any]]:
-    """Return the report's rows on acceptance (see `measure_acceptance`) for the outputs `answers`, separately for each
-    of their temperatures. name: name of the drafter in the rows.
+    """Measure acceptance on the outputs `answers`. Return the report's rows, one for each of their temperatures and
+    each depth (position of a draft token in its round). name: name of the drafter in the rows.
     """
     rows: list[dict[str, Any]] = []
     temperatures = sorted({answer.temperature for answer in answers})
@@ -196,10 +196,10 @@ def _load_student(task: Task, target: TargetFiles, teacher: Teacher) -> Student:
 
 
 def default_taps(num_layers: int) -> list[int]:
-    """Return the indices of three hidden states of the target for a head to read: from an early, a middle and a late
-    layer. They are those of EAGLE-3 if the target has enough layers.
+    """Return the indices of the target's hidden states for a head to read: from an early, a middle and a late layer.
 
-    A target with fewer than three layers has fewer of them.
+    For n layers they are 2, n // 2 and n - 3 (EAGLE-3) if these ascend, otherwise those of 1, n // 2 and n - 1 that n
+    layers have, each once.
     """
     published = [2, num_layers // 2, num_layers - 3]
     if published[0] < published[1] < published[2]:

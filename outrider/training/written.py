@@ -35,8 +35,8 @@ PROMPT_TOKENS = 128
 """Maximum number of tokens of a prompt's text (without the chat template's tokens). Of a longer text only the last
 tokens are kept."""
 MIN_PROMPT_TOKENS = 2
-"""Minimum number of tokens of a prompt. A head needs two, because together with the last token of the prompt it reads
-the hidden state of the token before."""
+"""Minimum number of tokens of a prompt: two, since a head reads the prompt's last token with the hidden state of the
+token before."""
 
 Ids = list[int]
 
@@ -165,7 +165,8 @@ class _Writer:
         """Generate the outputs of one batch. The draws depend only on the seed and on `number`, the number of the
         batch.
 
-        report: called before every step with the number of tokens done.
+        prompts: token ids and temperature of each. report: called before every step with the number of steps done times
+        the number of prompts.
         """
         rng = np.random.default_rng((self._task.seed, number))
         outputs = []

@@ -51,7 +51,7 @@ class OutriderError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        """Name of the wrong request field or setting, as it was given; None = the error is not about one field."""
+        """Name of the wrong request field or setting; None = the error is not about a single one."""
         self.retry_after_s = retry_after_s
         """Seconds after which a retry may succeed; None = unknown."""
 

@@ -44,8 +44,8 @@ def bound_text(text: str, max_bytes: int = MAX_NAME_BYTES) -> str:
 
 
 def bound_strings(message: Message) -> None:
-    """Apply `bound_text`, in place, to every text field of a message from another process, and of the
-    messages inside it.
+    """Cut every text field of a message from another process, and of the messages inside it, to one line of at most
+    MAX_NAME_BYTES bytes, or MAX_REASON_BYTES for a reason.
     """
     for field, value in message.ListFields():
         max_bytes = MAX_NAME_BYTES

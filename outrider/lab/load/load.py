@@ -39,11 +39,11 @@ class Load:
     ignore_eos: bool = True
     """Whether outputs continue after an end-of-sequence id, so that each has exactly `max_tokens` tokens."""
     shared_prefixes: bool = True
-    """Whether prompts may be found in a worker's prefix cache. False = the prompt of every request is prefilled."""
+    """Whether requests may use cached prefixes of earlier prompts. False = the whole prompt of each is prefilled."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request's body, such as `model`. They override fields of the same name."""
     timeout_s: float = 120.0
-    """Maximum seconds for which a connection may receive no data before its request fails."""
+    """Seconds without data from the server after which a request fails."""
 
     def client(self) -> httpx.AsyncClient:
         """Return an HTTP client for the server. Use it as `async with`."""
@@ -93,7 +93,7 @@ class RequestOutcome:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output is complete."""
+        """Whether the whole output arrived, without a fault."""
         return self.status == 200 and self.fault is None
 
     @property
@@ -114,7 +114,7 @@ class RequestOutcome:
 
     @property
     def num_tokens(self) -> int:
-        """Number of output tokens. Only for complete outputs."""
+        """Number of output tokens. Read it only if `is_complete`."""
         assert self.usage is not None
         return int(self.usage["completion_tokens"])
 
@@ -130,8 +130,8 @@ async def keep_running(
     numbers: Iterator[int],
     done: Callable[[RequestOutcome], None] = _do_nothing,
 ) -> list[RequestOutcome]:
-    """Send the requests with the given numbers, keeping `concurrency` of them running at a time. Return their outcomes
-    in the order in which the requests ended.
+    """Send the requests of `load` that have the given numbers, keeping `concurrency` of them running at a time. Return
+    their outcomes in the order in which the requests ended.
 
     done: called with each outcome as soon as its request has ended.
     """

@@ -60,7 +60,7 @@ class _Models:
 
 
 def measure(task: Task) -> Iterator[Event]:
-    """Carry out the measurement that `task` describes. Yield events on its progress, and at the end the event
+    """Measure the acceptance of the drafters of `task`. Yield events on the progress, and at the end the event
     "measured" with all rows of the report.
 
     Raises OutriderError for a model or drafter that cannot be measured.

@@ -44,8 +44,7 @@ class Task:
     dtype: str = "auto"
     device: str = "auto"
     leniences: list[float] = field(default_factory=list)
-    """Values of lenience at which acceptance is measured in addition. Each row of the report has the acceptance
-    probability under each of them, for the same outputs."""
+    """Values of lenience, beside 1, under which each row of the report also has the acceptance probability."""
 
     @classmethod
     def read(cls, line: str) -> Task:

@@ -36,9 +36,8 @@ class _Sequence:
         """Token ids that the decoder is fed: the prompt (with an encoder, the start ids instead), then the output."""
         self.num_cached = 0
         self.num_before = len(prompt) - len(self.ids)
-        """Number of prompt tokens minus that of the decoder's start ids if an encoder reads the prompt, otherwise 0.
-        The token at index i of `ids`, the decoder's own sequence, has index i + num_before in the sequence of prompt
-        and output."""
+        """Number to add to an index in `ids` to get the index in the sequence of prompt and output: 0 without an
+        encoder, otherwise the number of prompt tokens minus that of the decoder's start ids."""
         self._table = runner.pool.new_table()
         self._source: EncoderSource | None = None
         if start:
@@ -137,7 +136,7 @@ class DistributionModel:
         """Generate an output for each prompt. Return the token ids of each prompt, followed by those of its output.
 
         count: maximum number of output tokens; an output ends earlier with an end-of-sequence id. params: sampling
-        parameters of each prompt. Tokens are drawn with the noise of the rule `coupled`, which is an exact draw; at
+        parameters of each prompt. Tokens are drawn with the random numbers of the rule `coupled`, which is exact; at
         temperature 0 the most likely token is taken.
         """
         sequences = [_Sequence(self.runner, prompt) for prompt in prompts]

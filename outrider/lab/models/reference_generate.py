@@ -74,8 +74,8 @@ class Reference:
     def search(
         self, prompt: str, width: int, max_tokens: int, length_penalty: float = 1.0, early_stopping: bool | str = False
     ) -> list[tuple[Ids, float]]:
-        """Run a beam search with `width` beams. Return one pair (token ids, score) for each of its `width` outputs,
-        best first.
+        """Run a beam search with `width` beams. Return (token ids, score) of each of its `width` outputs, best first.
+        The score is transformers' `sequences_scores`.
         """
         inputs = self.tokenizer(prompt, return_tensors="pt")
         result = self.model.generate(

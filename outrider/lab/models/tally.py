@@ -69,7 +69,7 @@ def influences(by_prompt: Sequence[Sequence[float]], mean: float) -> list[float]
 
 def half_width(influences: Sequence[float]) -> float:
     """Return half the width of the 95 % confidence interval of a mean over the tokens of several prompts. influences:
-    influence of each prompt on the mean (see the function `influences`), for at least two prompts.
+    what the function `influences` returns for these prompts, of which there must be at least two.
 
     The variance is the linearised variance of a ratio of sums, or of a difference of such ratios (Cochran, "Sampling
     techniques", section 6.4).
@@ -170,7 +170,7 @@ class Tally:
 
     def row(self, drafter: str, setting: dict[str, float]) -> dict[str, Any]:
         """Return this drafter's row of the report for a sampling setting: an `Estimate` of each quantity in ESTIMATES,
-        the draft temperature with the largest alpha, and an estimate for each lenience.
+        the draft temperature with the largest alpha, and for each lenience the estimated acceptance probability.
 
         drafter: name of the drafter. setting: the sampling parameters.
         """

@@ -25,12 +25,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from outrider.engine.files.model_files import check_folder
 
 CHECKED_TOKENS = (2, 64)
-"""(batch size, length in tokens) of the random texts on which the logits of both models are compared."""
+"""(batch size, length in tokens) of the random texts on which the widened model is compared with the original."""
 
 
 class WideningError(ValueError):
-    """A model cannot be widened, because it is not a Llama without biases or because a requested size is not possible.
-    The message names the model or the size.
+    """A model cannot be widened, for example because it is no Llama, has biases, or a requested size is not possible.
+    The message says which.
     """
 
 

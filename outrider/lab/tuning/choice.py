@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from outrider.lab.tuning.settings import PLAIN
 
 TIE = 0.02
-"""Fraction of the fastest setting's speed by which a simpler setting may be slower and still be recommended. The
-simpler setting must also have been at least as fast as the fastest one in one of the repeats."""
+"""Fraction by which a simpler setting may be slower than the fastest (median over the repeats) and still be
+recommended. It must also have been at least as fast in one repeat."""
 
 Speeds = Mapping[str, Sequence[float]]
 """Tokens per second by name of the setting: speeds[name][i] was measured in repeat i. The simplest setting comes first.

@@ -23,8 +23,8 @@ class Cost:
     """Seconds of a round after the first, as the client sees it: the time between the arrival of two rounds' tokens. It
     is the sum of `wait_s`, `verify_s` and `rest_s` if all rounds have draft tokens."""
     wait_s: float
-    """Seconds for which the target waits for draft tokens. This is the part of drafting and network time that does not
-    overlap with the target's own steps."""
+    """Seconds of a round in which the target waits for draft tokens: the part of drafting and network time that does
+    not overlap with the target's own steps."""
     verify_s: float
     """Seconds that a round spends in the target: queue, forward and acceptance."""
     rest_s: float
@@ -48,7 +48,7 @@ class Costs:
 
     @property
     def draft_token_s(self) -> float:
-        """Seconds for which the target waits per draft token, in rounds with the largest K that was measured."""
+        """Seconds that the target waits for one draft token: `wait_s` of the largest measured K, divided by that K."""
         k = max(self.by_k)
         return self.by_k[k].wait_s / k
 

@@ -100,9 +100,9 @@ def serving(
 
 async def measure_under_load(load: Load, plan: LadderPlan, notes: Console, stop: StopFlag) -> list[LoadFigures]:
     """Measure a running system at each concurrency of the plan, once with speculation by the gateway's defaults and
-    once without. Return the figures of each concurrency.
+    once without. Return the speeds at each concurrency.
 
-    Raises StopRequested once `stop` is set.
+    notes: console on which the progress is shown. Raises StopRequested once `stop` is set.
     """
     with StageProgress(notes) as progress:
 

@@ -35,8 +35,8 @@ class Price:
 
     @classmethod
     def parse(cls, text: str) -> Price:
-        """Parse prices per hour, such as `target=2.5,draft=0.4`, into a Price. Raises ConfigError for any
-        other text.
+        """Parse the prices per hour of both devices, such as `target=2.5,draft=0.4`. Raises ConfigError unless both are
+        given and above 0.
         """
         prices = dict[str, float]()
         for part in text.split(","):
@@ -51,8 +51,8 @@ class Price:
         return cls(**prices)
 
     def of(self, deployment: str) -> float:
-        """Return the price per hour of a deployment: of both devices if the draft has its own (SPLIT), otherwise of the
-        target's device.
+        """Return the price per hour of the deployment SPLIT, NGRAM or COLOCATED: of both devices for SPLIT, otherwise
+        of the target's device.
         """
         if deployment == SPLIT:
             return self.target + self.draft
@@ -105,11 +105,10 @@ class LoadPrices:
 
     @property
     def cheapest(self) -> list[str]:
-        """Names of the deployments that make the most tokens for the money, the best first.
+        """Names of the deployments that make the most tokens for the money, best first: the best that beats plain
+        decoding beyond noise, and all whose confidence intervals overlap with its interval.
 
-        If deployments are better than plain decoding beyond noise, these are the best one and all whose intervals
-        overlap with its interval. If plain decoding is better than every deployment beyond noise, the list is [PLAIN].
-        If the noise is too large to tell, the list is empty.
+        [PLAIN] = plain decoding beats every deployment beyond noise. Empty = the noise is too large to tell.
         """
         gains = self.gains_for_money
         ahead = list[Gain]()

@@ -41,7 +41,7 @@ class Pass:
 
     @property
     def num_tokens(self) -> int:
-        """Number of output tokens of all prompts."""
+        """Number of tokens of all outputs."""
         return sum(answer.num_tokens for answer in self.answers)
 
     @property
@@ -102,8 +102,8 @@ class Workload:
 
 
 async def lead_in(client: AsyncClient, load: Workload, speculation: Speculation) -> None:
-    """Generate one short output under a setting of speculation without measuring it. From it the gateway learns how
-    long proposals take under this setting.
+    """Generate one short output under a setting of speculation without measuring it, so that the gateway learns how
+    long proposals take. Raises InvalidRequest if the gateway refuses the setting.
     """
     k = speculation.num_draft_tokens
     num_tokens = _LEAD_IN_TOKENS

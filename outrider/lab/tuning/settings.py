@@ -82,7 +82,7 @@ def _drafted(k: NumDraftTokens, temperature: float, drafter: Drafter) -> Specula
 
 
 def needs_draft(options: Speculation) -> bool:
-    """Return whether a request with these options has its draft tokens made by a draft worker."""
+    """Return whether a request with these options uses a draft worker if one is connected."""
     return options.enabled and options.drafter is not None and Drafter(options.drafter).uses_draft_worker
 
 

@@ -34,12 +34,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Study:
-    """Results of all compared settings at one sampling temperature."""
+    """Results of all compared settings of speculation at one sampling temperature."""
 
     temperature: float
     alpha: float
-    """Fraction of the draft tokens that the target accepted, of those that it compared with its own distribution (see
-    `acceptance_probability`)."""
+    """Accepted draft tokens over those that the target compared with its own distribution, in rounds with the largest
+    K. A round compares none after the first that it rejects."""
     costs: Costs
     points: Sequence[Point]
     """Results of the draft model at each K, in ascending order from K = 0."""
@@ -61,7 +61,8 @@ async def study_pair(
 
     load: prompts and parameters of the requests. offered: drafters that the gateway reports as available. repeats:
     number of outputs per prompt and setting. show_message: called with lines of text on the progress. Raises
-    OutriderError; it is a ConfigError if the outputs are too short to have a round with K draft tokens.
+    ConfigError if the outputs are too short for a round with K draft tokens, StopRequested once `load.stop` is set, and
+    OutriderError if a request fails.
     """
     ks = range(max_k + 1)
     chains = settings.chains(ks, load.temperature)

@@ -103,7 +103,7 @@ def full_name(model: str) -> str:
 
 
 def short_name(model: str) -> str:
-    """Return the short name of a model for ids, metrics and messages, given its `full_name`. It is the last folder of a
+    """Return the short name of a model, a path or hub id, for ids, metrics and messages. It is the last folder of a
     path, the name of a GGUF file without its suffix, or the whole hub id.
 
     Only the log shows full paths, so that metrics and replies reveal nothing about the server's disk.

@@ -79,11 +79,11 @@ def shared_folder() -> Path:
 
 
 def parent_for_sockets(path: str) -> Path:
-    """Return a writable folder whose path is so short that a Unix socket below it has a valid path. It is the folder
-    for temporary files if possible, otherwise another temporary folder of the system or of the user's session.
+    """Return a writable folder whose path, followed by `path`, is short enough for a Unix socket. It is the folder for
+    temporary files if possible, otherwise another temporary folder of the system or of the user's session.
 
-    path: part of the socket's path below the folder, such as /outrider-12345678/control.sock. Raises ConfigError if
-    there is no such folder.
+    path: the socket's path below the folder, such as /outrider-12345678/control.sock. Raises ConfigError if there is no
+    such folder.
     """
     temporary = Path(tempfile.gettempdir())
     others = [Path("/tmp"), Path("/var/tmp")]

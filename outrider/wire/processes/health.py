@@ -33,14 +33,14 @@ class CallOutcome(Enum):
 
 
 FIRST_PAUSE_S = 0.5
-"""Maximum seconds after a peer was marked as down until it may get the first trial request, which shows whether it
-works again."""
+"""Seconds from marking a peer as down until it may get the first trial request. The actual pause is random, from half
+of this to all of it."""
 MAX_PAUSE_S = 15.0
 """Maximum pause in seconds before the next trial request to a peer that is down. The pause doubles after every trial
 request that fails, up to this value."""
 ALONE_S = 1.0
-"""Seconds after a peer was marked as down, or its last trial request began or failed, from which a request that no
-other peer can take may be the next trial request, even if the pause lasts longer."""
+"""Seconds after which a pause between trial requests ends early for a request that no other peer can take. A pause
+begins when the peer is marked as down, and when a trial request begins or fails."""
 
 
 class Health:
@@ -78,8 +78,8 @@ class Health:
 
     @property
     def is_usable_alone(self) -> bool:
-        """Whether a request that no other peer can take may be sent to the peer now: if the peer is up, or if it is
-        down and the pause before the next trial request is over or began at least ALONE_S seconds ago.
+        """Whether a request that no other peer can take may be sent to the peer now. That is so if `is_usable`, or if
+        the pause before the next trial request began at least ALONE_S seconds ago.
         """
         return self.is_usable or self._clock() >= self._pause_start_s + ALONE_S
 
@@ -97,9 +97,8 @@ class Health:
             self._pause(request)
 
     def note(self, outcome: CallOutcome) -> None:
-        """Record how a request to the peer ended. If the peer is down, a success marks it as up again. If it is down
-        and a trial request runs, the failure of any request to it counts as that of the trial request, and doubles the
-        pause before the next one.
+        """Record how a request to the peer ended. A success marks the peer as up, enough failures in a row as down. If
+        it is down and a trial request runs, any failure ends that trial and doubles the pause before the next one.
         """
         if outcome is CallOutcome.OK:
             self.is_down = False

@@ -37,9 +37,8 @@ OnLog = Callable[[str, str], None]
 """Callback for each line of a child's log: `on_log(name of the child, line)`, called on a reader thread."""
 
 POLL_S = 1.0
-"""Seconds between two calls of `Child.has_ended` by the process that started the child. Polling is needed because the
-callback `notify` of Child is not called when a child ends while one of its own child processes holds its stdout open.
-"""
+"""Seconds between two calls of `Child.has_ended` by the process that started the child. Polling is needed because
+`notify` is not called at the end of a child whose stdout is still held open by a child process of its own."""
 TAIL_LINES = 200
 """Maximum number of lines at the end of a child's log that `Child.tail` keeps."""
 
@@ -48,9 +47,9 @@ class Child:
     """A child process that writes events to stdout, one JSON object per line, and its log to stderr.
 
     The child has its own process group: Ctrl-C in a terminal then reaches only this process, which stops its children
-    in order. The child stays in this process's session: Linux divides cores among sessions, and one of its own got 19 %
-    of a busy core instead of 48 %. When this process ends, even by a crash, the kernel sends SIGTERM to the child. The
-    kernel does so even when only the thread ends that started the child, so start children from the main thread.
+    in order. The child stays in this process's session, because Linux divides cores among sessions: a child in a new
+    session got 19 % of a busy core instead of 48 %. When this process ends, even by a crash, the kernel sends SIGTERM
+    to the child. It also does so when the thread that started the child ends, so start children from the main thread.
     """
 
     def __init__(

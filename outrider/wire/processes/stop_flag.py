@@ -46,8 +46,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.is_hurried = False
-        """Whether a signal has arrived after the flag was set. The parts of the system should then be stopped without
-        grace."""
+        """Whether a signal arrived after the flag was set. Then stop at once, without waiting for open requests."""
         self._is_set = False
         self._is_installed = False
         self._reader, self._writer = os.pipe()
@@ -60,8 +59,8 @@ class StopFlag:
             os.close(self._writer)
 
     def install(self) -> None:
-        """Install handlers for the signals of `stop_signals`. Call it in the main thread, and again after a library has
-        installed handlers of its own.
+        """Install handlers that set the flag at the signals of `stop_signals`. Call it in the main thread, and again
+        after a library has installed handlers of its own.
         """
         self._is_installed = True
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)

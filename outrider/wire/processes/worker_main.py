@@ -149,7 +149,7 @@ def _await_engine(handle: RunningWorker, ended: threading.Event, notify: Callabl
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once with exit code `code`, without the second that Python needs to unload torch."""
+    """End this process at once with exit code `code`. Python's own exit takes a second longer, to unload torch."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

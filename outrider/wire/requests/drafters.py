@@ -55,7 +55,7 @@ class Drafter(StrEnum):
 
     draft_worker: DraftWorkerUse
     remedy: str
-    """Hint on how to make this drafter available, for the end of the error that it is not. Empty if none is needed."""
+    """Text at the end of an error that this drafter is not available: how to make it available. May be empty."""
     _own_label: str | None
     """Label of the drafter that runs in the target; None = none does."""
 
@@ -108,8 +108,8 @@ class Drafter(StrEnum):
 
     @classmethod
     def parse(cls, label: str, name: str = "drafter") -> Drafter:
-        """Return the drafter that `label` names. The label may have `|` in place of `+`. name: name of the parameter,
-        for errors. Raises InvalidRequest for a text that is not a label.
+        """Return the drafter with a label such as `ngram+model`, where `|` may stand for `+`. name: name of the
+        parameter, for errors. Raises InvalidRequest for a text that is not a label.
         """
         try:
             return cls(label)

@@ -15,8 +15,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS = 256
 """Maximum number of bad words of a request."""
 MAX_BAD_WORD_IDS = 64
-"""Maximum number of tokens of one bad word. Every row of logits costs one comparison for each length that the bad words
-have; 64 lengths take 0.05 ms."""
+"""Maximum number of tokens of one bad word. A row of logits costs one comparison for each different length of the bad
+words, 0.05 ms for 64 lengths."""
 MAX_LOGIT_BIAS = 1024
 """Maximum number of token ids with a logit bias in a request."""
 MAX_LOGPROBS = 20
@@ -26,10 +26,10 @@ MAX_CHOICES = 128
 MAX_DRAFT_TOKENS = 64
 """Largest possible K (`num_draft_tokens`), in tokens."""
 MAX_BEAM_TOKENS = 1 << 15
-"""Maximum number of output tokens of all beams of a search together. If a search moves to another target, one message
-holds all of these tokens, in up to 1 MiB."""
+"""Maximum number of output tokens of all beams of a search together. All of them must fit into the message, of at most
+1 MiB, that moves a search to another target."""
 MAX_SEED = 2**64
-"""Number of possible seeds, which are 0 to 2 ** 64 - 1."""
+"""Upper limit of a seed, exclusive: seeds are 0 to 2 ** 64 - 1."""
 ANY_VOCABULARY = 1 << 32
 """Vocabulary size that is passed to checks of token ids while the size of the target's vocabulary is unknown."""
 MAX_GRAMMAR_BYTES = 768 << 10
@@ -118,8 +118,8 @@ CHOICES = Range(1, MAX_CHOICES)
 LOGPROBS = Range(0, MAX_LOGPROBS)
 DRAFT_TOKENS = Range(0, MAX_DRAFT_TOKENS)
 LENGTH_PENALTY = Range(-5, 5)
-"""Bounds of the length penalty of a beam search. Within them, any context length to the power of the penalty is a
-finite float32."""
+"""Bounds of the length penalty of a beam search. Within them, n ** penalty is a finite float32 for any output of n
+tokens."""
 NOT_WITH_BEAMS = (
     "temperature",
     "top_k",
@@ -218,8 +218,8 @@ class SamplingParams:
     grammar: str = ""
     """Grammar that the output must follow, in llguidance's JSON format; empty = no grammar."""
     beams: BeamParams | None = None
-    """Parameters of the beam search that finds the output, in place of drawing. NOT_WITH_BEAMS lists the fields that it
-    does not allow. None = no beam search."""
+    """Parameters of the beam search that finds the output; None = no beam search. NOT_WITH_BEAMS lists the other fields
+    that a beam search does not allow."""
 
     @property
     def greedy(self) -> bool:
@@ -228,7 +228,7 @@ class SamplingParams:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether the tokens before it and the seed alone determine the choice's next token: at temperature 0, and
+        """Whether the choice's next token depends only on the seed and the tokens before it: at temperature 0, and
         under the rule `coupled`. A draft token is then accepted if it equals that token, whatever distribution it was
         drawn from.
         """

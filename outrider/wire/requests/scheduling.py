@@ -54,13 +54,13 @@ class Scheduling:
 
 
 class VirtualTokens:
-    """Fair queueing of callers. It counts, for each caller that has requests, the tokens that the caller was served,
-    divided by its weight. The waiting caller with the smallest count is served next.
+    """Fair queueing of callers. It counts, for each caller that has requests, what the caller was served (tokens, rows,
+    seconds or choices: the unit of `add_served`), divided by its weight. The waiting caller with the smallest count
+    should be served next.
 
     This is algorithm 2 of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, with the virtual time
-    of weighted fair queueing (Demers, Keshav and Shenker, 1989). A caller cannot save up tokens by being idle: when it
-    begins to wait, its count is raised to at least the weighted mean of the waiting callers' counts. That mean grows
-    with every token served, so new callers soon begin above a caller that keeps waiting, which is then served first.
+    of weighted fair queueing (Demers, Keshav and Shenker, 1989). No caller can save up service by being idle: when it
+    begins to wait, its count is raised to at least the weighted mean of the waiting callers' counts.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class VirtualTokens:
         """Weighted mean of `_served` over the waiting callers."""
 
     def wait(self, waiting: Mapping[bytes, float], active: Iterable[bytes]) -> None:
-        """Set which callers are waiting and active now. What all other callers were served is forgotten.
+        """Set which callers are waiting and active now. The counts of all other callers are forgotten.
 
         waiting: weight of each caller that has a request waiting to be served. active: all callers that have requests,
         waiting or running.
@@ -88,14 +88,14 @@ class VirtualTokens:
         self._total_weight = sum(waiting.values())
 
     def add_served(self, caller: bytes, amount: float) -> None:
-        """Record that a waiting caller was served `amount` tokens."""
+        """Add `amount` to what a caller was served. The last call of `wait` must have named the caller as waiting."""
         self._served[caller] += amount / self._weights[caller]
         self._average += amount / self._total_weight
 
     def served(self, caller: bytes) -> float:
-        """Return the count of a caller that has requests: the tokens that it was served, divided by its weight."""
+        """Return the count of a caller that has requests: what it was served, divided by its weight."""
         return self._served[caller]
 
     def served_after(self, caller: bytes, amount: float) -> float:
-        """Return the tokens that a waiting caller was served, plus `amount` more, divided by its weight."""
+        """Return the count that a waiting caller would have if it were served `amount` more."""
         return self._served[caller] + amount / self._weights[caller]

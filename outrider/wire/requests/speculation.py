@@ -20,10 +20,10 @@ DEFAULT_TOPK = 128
 """Number of likeliest tokens whose log-probs are sent per distribution where distributions are cut and neither the
 request nor the gateway gives a number."""
 MIN_GAIN = 1.2
-"""Minimum factor by which draft tokens must speed up decoding to be used, as expected of a step's draft tokens or as
-measured in a trial of a draft worker. The estimate leaves out costs (messages, memory bandwidth that others use) of 5
-to 10 % of a step, measured with 8 to 64 slots on two cores. With 1.1, eight slots were 0.91 times as fast as plain
-decoding. With 1.4, draft tokens that would make decoding faster are not used."""
+"""Factor by which draft tokens must raise the expected tokens per second of a step, or the counted tokens per verdict
+in a draft worker's trial, to be used. Neither includes messages and memory bandwidth, which cost 5 to 10 % of a step
+(8 to 64 slots, two cores). With 1.1, eight slots were 0.91 times as fast as plain decoding; with 1.4, draft tokens that
+pay are not used."""
 MAX_DRAFT_WORKERS = 8
 """Maximum number of draft workers of one choice."""
 

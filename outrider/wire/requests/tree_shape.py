@@ -72,8 +72,8 @@ class TreeShape:
         return num_nodes
 
     def check(self, name: str = "tree") -> None:
-        """Raise InvalidRequest if the shape has both `widths` and `num_nodes`, a number below 1, more than
-        MAX_DRAFT_TOKENS nodes, or a larger depth than that. name: name of the parameter, for errors.
+        """Raise InvalidRequest if the shape has both `widths` and `num_nodes`, a number below 1, or more than
+        MAX_DRAFT_TOKENS nodes or depths. name: name of the parameter, for errors.
         """
         if self.widths and self.num_nodes:
             raise InvalidRequest(f"{name} has both widths and num_nodes; give one of them", param=name)
@@ -93,7 +93,8 @@ class TreeShape:
         """Return this shape, cut to depth `depth` and to at most `num_nodes` nodes (the root does not count). None = no
         node would remain.
 
-        Of `widths`, the last are dropped first. Then the largest is reduced by one until the tree is small enough.
+        Of `widths`, the last are dropped first. Then the largest is reduced by one, again and again, until the tree is
+        small enough. A shape without `widths` gets lower limits.
         """
         # 4x2x1 to a depth of 2 and 8 nodes: 4x2 (12 nodes), 3x2 (9), 2x2 (6)
         if depth < 1 or num_nodes < 1:
