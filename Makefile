@@ -27,10 +27,11 @@ demo up: $(STAMP) ## the whole system once, and the proof that the text is the t
 chat: $(STAMP) ## a small chat model (98 MB, fetched once), which drafts from its own text, until Ctrl-C
 	@file=`$(BIN)/python -m models.chat.fetch` && $(BIN)/outrider up --target "$$file" --no-draft $(ARGS)
 
-check: $(STAMP) ## format, lint, types, import rules, dashboards, fresh stubs; and how dense the code is, as a report
+check: $(STAMP) ## format, lint, types, names, import rules, dashboards, fresh stubs; and how dense the code is, as a report
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/measures/names.toml --cache-dir .mypy_cache/names
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.watching.dashboards
 	@fresh=`mktemp -d` && trap 'rm -rf "$$fresh"' EXIT && \

@@ -40,7 +40,7 @@ class Sustainable:
         """Measure with as many requests as run at once."""
         outcomes = in_own_process(closed_loop, load, concurrency, seconds)
         took_s = max(each.ended_s for each in outcomes) - outcomes[0].sent_s
-        return cls(sum(each.whole for each in outcomes) / took_s, outcomes)
+        return cls(sum(each.is_complete for each in outcomes) / took_s, outcomes)
 
 
 LATENCIES: dict[str, Callable[[RequestOutcome], float]] = {
@@ -64,8 +64,8 @@ def add_latencies(
     rows, violations = list[list[str]](), list[str]()
     for name, latency in LATENCIES.items():
         for share in shares:
-            base_s = quantile([latency(each) for each in base if each.whole], share)
-            other_s = quantile([latency(each) for each in other if each.whole], share)
+            base_s = quantile([latency(each) for each in base if each.is_complete], share)
+            other_s = quantile([latency(each) for each in other if each.is_complete], share)
             ratio = other_s / base_s
             what = f"{name}, p{100 * share:.0f}"
             rows.append([what, f"{1e3 * base_s:.0f}", f"{1e3 * other_s:.0f}", f"{ratio:.2f}"])

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -135,7 +136,7 @@ def _held_of(endpoints: Endpoints) -> list[str]:
 
 
 def worker_info(worker: StartedWorker) -> common_pb2.WorkerInfo:
-    stubs = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
+    stubs: dict[str, Any] = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
     with grpc.insecure_channel(worker.address) as channel:
         info: common_pb2.WorkerInfo = stubs[worker.role](channel).GetInfo(common_pb2.GetInfoRequest(), timeout=10)
         return info

@@ -19,7 +19,7 @@ START, END = "<!-- parameters: make openai-table -->\n", "<!-- end of parameters
 
 def table() -> str:
     """Return the tables of what is honoured, what is ignored and what is refused."""
-    models = {"completions": CompletionBody, "chat": ChatBody}
+    models: dict[str, type[BaseModel]] = {"completions": CompletionBody, "chat": ChatBody}
     fields = CompletionBody.model_fields | ChatBody.model_fields
     lines = ["### Honoured", "", "| parameter | endpoints | default | what it takes |", "|---|---|---|---|"]
     for name, field in sorted(fields.items(), key=lambda each: not each[1].is_required()):

@@ -148,7 +148,8 @@ async def _placements(bench: Bench, target: Worker, on_cpu: Worker, on_card: Wor
                 for index, load in enumerate(loads):
                     cell_s = (ends_s - time.monotonic()) / (num_left - index)
                     cell_s = min(bench.size(CELL_S, 1.5), max(MIN_CELL_S, cell_s))
-                    found[name][load] = await _cell(bench, served, name, speculation, *load, cell_s)
+                    at_once, temperature = load
+                    found[name][load] = await _cell(bench, served, name, speculation, at_once, temperature, cell_s)
         except Exception as error:  # one placement that fails leaves the others
             bench.find(f"{name}: {_told(error)}")
         num_left -= len(loads)

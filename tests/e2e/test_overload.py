@@ -65,7 +65,7 @@ async def test_a_stopping_gateway_ends_its_streams_with_an_error(stack: Stack) -
             stopped_s = time.monotonic()
             await channel.wait_for_state_change(ready)  # GOAWAY: the next call is made elsewhere
             with pytest.raises(grpc.aio.AioRpcError, match="stopping"):
-                while await call.read() is not grpc.aio.EOF:
+                while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
                     num_messages += 1
             events = [line async for line in response.aiter_lines() if line]
             assert time.monotonic() - stopped_s < 5

@@ -21,7 +21,7 @@ from tests.e2e.process_tree import Command, Tree, tree
 from tests.e2e.registry_load import members, sizes, under_load, until_serving
 from tests.stack import DEMO_DRAFT, DEMO_TARGET, KV_CACHE_TOKENS
 
-STUBS = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
+STUBS: dict[str, Any] = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
 SHARE = 0.4
 """CPUs of each worker, so that Ray places all of them on two."""
 SMALL = {"num_cpus": SHARE, "kv_cache_tokens": int(KV_CACHE_TOKENS), "metrics_port": 0}

@@ -245,7 +245,8 @@ def registry() -> Iterator[tuple[Registry, grpc.Channel]]:
     """With one member to tell of."""
     served = Registry(Scaled())
     address = served.start("127.0.0.1:0", None)
-    served.send_list(rpb.WorkerList(epoch=1, version=1, workers=[rpb.Worker(name="a", pool="p", address="127.0.0.1:1")]))
+    worker = rpb.Worker(name="a", pool="p", address="127.0.0.1:1")
+    served.send_membership(rpb.WorkerList(epoch=1, version=1, workers=[worker]))
     channel = dial(address)
     try:
         yield served, channel

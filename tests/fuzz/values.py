@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -77,7 +78,7 @@ def _set(draw: Draw, message: Any, field: FieldDescriptor, hints: Hints) -> None
 
 def _value(draw: Draw, field: FieldDescriptor, hints: Hints) -> Any:
     if field.message_type is not None:
-        return message_of(draw, field.message_type._concrete_class, hints)
+        return message_of(draw, GetMessageClass(field.message_type), hints)
     return draw(_BY_TYPE[field.type])
 
 

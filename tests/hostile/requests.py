@@ -77,7 +77,7 @@ def _hostile(maker: Maker) -> Maker:
     return maker
 
 
-def _hostile_each(made: Callable[[random.Random, Any], Made], values: dict[str, Any]) -> None:
+def _hostile_each(made: Callable[..., Made], values: dict[str, Any]) -> None:
     """Add a kind for each value. made: a request of one."""
     for name, value in values.items():
         HOSTILE[f"{made.__name__}: {name}"] = partial(made, value=value)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 
-from outrider.client import AcceptanceRule, Drafter
+from outrider.client import AcceptanceRule, Drafter, DraftLogprobs
 from outrider.wire.requests.params import SamplingParams
 from tests.law.cases import (
     DRAFT_SERVICES,
@@ -82,7 +82,7 @@ def chi_square_row(case: Case, num_answers: int, found: Mapping[str, Fit]) -> Ro
         "rule": rule_of(case),
         "drafts": drafts_of(case),
         "k": (case.speculation.tree or case.speculation.num_draft_tokens) if case.speculation.enabled else 0,
-        "encoding": None if encoding is None else encoding.value,
+        "encoding": None if encoding is None else DraftLogprobs(encoding).value,
         "parameters": parameters_of(case.params),
         "answers": num_answers,
         "windows": {

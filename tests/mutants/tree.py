@@ -171,8 +171,8 @@ def parts_of(node: ast.AST) -> dict[str, ast.AST]:
             ordered = [node.left, *node.comparators]
         case ast.BinOp():
             ordered = [node.left, node.right]
-        case ast.Subscript(slice=ast.Slice()):
-            ordered = [node.value, *(end or ast.Constant(None) for end in (node.slice.lower, node.slice.upper))]
+        case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper)):
+            ordered = [node.value, lower or ast.Constant(None), upper or ast.Constant(None)]
         case ast.Subscript():
             ordered = [node.value, node.slice]
         case ast.Attribute():

@@ -148,7 +148,7 @@ async def test_a_report_that_is_no_message_ends_that_stream_alone(registry: Regi
         call: Any = channel.stream_stream("/outrider.v1.RegistryService/Join")()
         await call.write(b"\xff\xff\xff")
         with contextlib.suppress(grpc.aio.AioRpcError):
-            while await call.read() is not grpc.aio.EOF:
+            while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 pass
         registry.send_membership(membership(2, "a"))
         assert (await good.read()).version == 2

@@ -16,7 +16,7 @@ from outrider.wire.processes.worker_main import announce
 def main(address: str, targets: str, drafts: str) -> None:
     registry = Registry(_scale)
     address = registry.start(address, None)
-    registry.publish(_membership({TARGETS: targets.split(","), DRAFTS: drafts.split(",")}))
+    registry.send_membership(_membership({TARGETS: targets.split(","), DRAFTS: drafts.split(",")}))
     announce(address=address)
     signal.pause()
 

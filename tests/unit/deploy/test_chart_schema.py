@@ -63,6 +63,7 @@ def test_settings_equal_the_processes_without_those_that_other_values_set() -> N
     """With kuberay they stand in the launcher's file, beside what that says of a pool."""
     assert values_schema() == (CHART / "values.schema.json").read_text(), "make chart-schema"
     own = {*Pool.model_fields, "model"} - {"name", "role", "worker"}
-    for cls, chosen in SET_BY_CHART.items():
+    settings: dict[Any, Any] = SET_BY_CHART
+    for cls, chosen in settings.items():
         assert chosen <= cls.model_fields.keys()
         assert own.isdisjoint(cls.model_fields.keys() - chosen)

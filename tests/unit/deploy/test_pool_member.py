@@ -53,8 +53,8 @@ def test_a_lost_worker_is_reported_at_once_and_followed_to_another_address(caplo
     stage.tick()
     assert (stage.membership.workers[0].state, stage.membership.workers[0].address) == (SERVING, "node:70")
     assert ("target-chat-0", "lost") in stage.told
-    lost, back = (record for record in caplog.records if "target-chat-0" in record.getMessage())
-    assert lost.levelname == "WARNING" and back.getMessage() == "target-chat-0 at node:70 is back"
+    lost_record, back = (record for record in caplog.records if "target-chat-0" in record.getMessage())
+    assert lost_record.levelname == "WARNING" and back.getMessage() == "target-chat-0 at node:70 is back"
 
 
 def test_at_first_a_refusal_is_the_end_and_later_another_is_tried_after_a_pause() -> None:

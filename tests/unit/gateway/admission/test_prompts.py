@@ -87,8 +87,8 @@ async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> N
 async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
     expected = tuple(TOKENIZER.encode(UNFIT)[-7:])
     for kind, body in ((CompletionBody, {"prompt": UNFIT}), (ChatBody, {"messages": [HELLO | {"content": UNFIT}]})):
-        demand = parse_body(kind, {**body, "truncate_prompt_tokens": 7}).unchecked_request("id")
-        (request,) = await built(demand)
+        parsed: Any = parse_body(kind, {**body, "truncate_prompt_tokens": 7})
+        (request,) = await built(parsed.unchecked_request("id"))
         assert len(request.prompt_ids) == 7
         assert request.prompt_ids == expected or kind is ChatBody
 
@@ -145,6 +145,6 @@ async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_requested(
 
     monkeypatch.setattr(TOKENIZER, "encode", told)
     for body, asked in ((CompletionBody, {"prompt": "hello"}), (ChatBody, {"messages": [HELLO]})):
-        demand = parse_body(body, {**asked, "add_special_tokens": given}).unchecked_request("id")
-        await built(demand)
+        parsed: Any = parse_body(body, {**asked, "add_special_tokens": given})
+        await built(parsed.unchecked_request("id"))
     assert added == [given is not False, given is True]

@@ -227,7 +227,7 @@ class TestMeetings:
     def test_nothing_merges_across_a_special_token(self) -> None:
         written = Written("byte-level", "digits apart")
         target, draft = FAMILIES["byte-level"], FAMILIES["digits apart"]
-        parts = [ids_of(target, "re"), [target.token_to_id("<|endoftext|>")], ids_of(target, "st")]
+        parts: list[list[int]] = [ids_of(target, "re"), [target.token_to_id("<|endoftext|>")], ids_of(target, "st")]
         written.commit(0, [each for part in parts for each in part])
         apart = [*ids_of(draft, "re"), *ids_of(draft, "st")]
         assert told(written.translation, written.retokenization) == apart != ids_of(draft, "rest")

@@ -62,7 +62,8 @@ def test_nothing_stale_is_read(llama: ModelRunner) -> None:
     owned = {*long.table.blocks, *short.table.blocks, 0}
     free = [block for block in range(llama.pool.num_blocks + 1) if block not in owned]
     with torch.inference_mode():  # the storage was made in it
-        for layer in llama.path._cache.layers:
+        path: Any = llama.path
+        for layer in path._cache.layers:
             layer.keys[free], layer.values[free] = torch.nan, torch.nan
     assert step(llama, [(long, 39, 6), (short, 19, 1)]) < TOLERANCE
     long.table.free()

@@ -298,7 +298,7 @@ def test_a_drafter_reads_the_target_s_logits_after_each_of_its_tokens(
     make = DraftChooser.proposal
 
     def made(drafting: DraftChooser, *chosen: Any) -> Proposal:
-        found = make(drafting, *chosen)
+        found: Any = make(drafting, *chosen)
         verified[found.slot.key] = found.tree
         return found
 

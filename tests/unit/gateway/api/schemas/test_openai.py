@@ -49,7 +49,7 @@ def test_the_four_forms_of_a_prompt(given: Any, prompts: tuple[Any, ...]) -> Non
 def test_layers_are_scheduled_as_chats_are() -> None:
     asked: Any = {"priority": -2, "max_tpot_ms": 5}
     message = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
-    layers = [parse_body(ResponsesBody, {"input": "x", **asked}), parse_body(MessagesBody, message | asked)]
+    layers: list[Any] = [parse_body(ResponsesBody, {"input": "x", **asked}), parse_body(MessagesBody, message | asked)]
     for demand in (chat(**asked), *(layer.unchecked_request("id") for layer in layers)):
         assert (demand.priority, demand.max_tpot_ms) == (-2, 5.0)
 

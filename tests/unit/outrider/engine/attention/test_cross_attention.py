@@ -111,7 +111,8 @@ def test_nothing_stale_is_read(runner: ModelRunner) -> None:
     before = [runner.forward([answer.row()]) for answer in (long, short)]
     held = {0}.union(*(table.blocks for each in (long, short) for table in (each.table, each.source.table)))
     with torch.inference_mode():  # the storage was made in it
-        for layer in runner.path._cache.layers:
+        path: Any = runner.path
+        for layer in path._cache.layers:
             for block in set(range(runner.pool.num_blocks + 1)) - held:
                 layer.keys[block], layer.values[block] = torch.nan, torch.nan
     for answer in (long, short):
@@ -149,7 +150,8 @@ def test_a_source_of_nan_spoils_no_other(runner: ModelRunner) -> None:
     def poison(module: Any, args: Any, output: Any) -> None:
         output[0][1] = torch.nan
 
-    hook = runner.path._across._encoder.register_forward_hook(poison)
+    path: Any = runner.path
+    hook = path._across._encoder.register_forward_hook(poison)
     runner.forward([good.encode(), bad.encode()])
     hook.remove()
     after = runner.forward([good.row(), bad.row()])

@@ -30,7 +30,8 @@ def test_the_cache_takes_its_fraction_of_the_free_memory(original: str, monkeypa
 
 def test_the_masks_of_prompts_are_counted_with_a_step(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 1 << 30)
-    config = load(original).path._model.config
+    path: Any = load(original).path
+    config = path._model.config
     num_shared = config.num_attention_heads // config.num_key_value_heads
     num_bytes = memory.masks_bytes([(None, None)], 4 * num_shared, 100, 256)
     assert num_bytes == 100 * 256 * (4 * num_shared + 1)

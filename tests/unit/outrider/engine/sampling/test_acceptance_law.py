@@ -8,6 +8,7 @@ shared between purposes cannot be seen one function at a time: `simulate` runs r
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,7 +247,8 @@ def joint(target: Law, vocab_size: int, length: int, prefix: tuple[int, ...] = (
 
 def error(*args: object, **kwargs: object) -> float:
     """Largest difference of a probability from the target's."""
-    law, rounds = emitted_law(*args, **kwargs), kwargs.get("rounds", Round)
+    law = emitted_law(*args, **kwargs)
+    rounds: Any = kwargs.get("rounds", Round)
     largest = float((law - joint(args[0], args[2], law.dim())).abs().max())
     COMPARED.append(enumerated_row(rounds.NAME, rounds.WHERE, law.numel(), largest))
     return largest
@@ -394,8 +396,7 @@ def lenient(share: float) -> tuple[type[Round], type[Round]]:
     """On a device and a slot at a time."""
 
     class OnDevice(Round):
-        def rule(self, *args: Tensor) -> acceptance.ChainDecisions:
-            return accept_token(*args, share)
+        RULE = staticmethod(functools.partial(accept_token, lenience=share))
 
     class OneSlot(HostRound):
         ONE = staticmethod(functools.partial(accept_token_one, lenience=share))

@@ -48,8 +48,9 @@ class TestNoise:
     def test_nobody_else_has_it(self) -> None:
         """The other purposes at the same place are other numbers."""
         own = uniforms(params_of(), 9, 100)
+        seed, choice, position = (np.array([value], dtype=np.uint64) for value in (7, 0, 9))
         others = [
-            host_uniforms(*(np.array([value], dtype=np.uint64) for value in (7, 0, 9)), purpose)[0]
+            host_uniforms(seed, choice, position, purpose)[0]
             for purpose in NoiseStream
             if purpose is not NoiseStream.TARGET
         ]

@@ -12,7 +12,7 @@ ALL = [DraftConfig, TargetConfig, GatewayConfig]
 NEEDED = {DraftConfig: {"model": "m"}, TargetConfig: {"model": "m"}, GatewayConfig: {"target": "h:1"}}
 
 
-def env(cls: type, **settings: object) -> dict[str, str]:
+def env(cls: Any, **settings: object) -> dict[str, str]:
     prefix = cls.model_config["env_prefix"]
     return {f"{prefix}{name}".upper(): str(value) for name, value in {**NEEDED[cls], **settings}.items()}
 

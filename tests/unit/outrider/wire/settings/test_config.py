@@ -1,5 +1,7 @@
 """Settings: command line over environment over defaults, everything unknown or impossible refused by name."""
 
+from typing import Any
+
 import pytest
 
 from outrider.wire.errors import ConfigError
@@ -8,7 +10,7 @@ from tests.unit.outrider.wire.settings.loading import ALL, NEEDED, env, load
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_defaults_are_valid_and_documented(cls: type) -> None:
+def test_defaults_are_valid_and_documented(cls: Any) -> None:
     config = load(cls, [], env(cls))
     assert config == cls(**NEEDED[cls])
     for name, field in cls.model_fields.items():
@@ -95,7 +97,7 @@ def test_settings_that_contradict_each_other_are_named(flags: list[str], message
 
 
 @pytest.mark.parametrize("cls", [DraftConfig, TargetConfig])
-def test_what_is_missing_is_named_with_both_ways_to_give_it(cls: type) -> None:
+def test_what_is_missing_is_named_with_both_ways_to_give_it(cls: Any) -> None:
     (name,) = NEEDED[cls]
     with pytest.raises(ConfigError) as error:
         load(cls, [], {})

@@ -38,7 +38,8 @@ def test_a_target_and_a_draft_are_short_for_a_pool_of_each() -> None:
 def test_a_draft_without_a_model_takes_its_tokenizer_from_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     config = read({**CLUSTER, "drafts": {"guesses": {"drafter": "ngram", "serves": ["code", "chat"]}}})
     (guesses,) = config.draft_pools
-    assert (guesses.worker.drafter, guesses.worker.model, guesses.has_model) == ("ngram", "u", False)
+    worker: Any = guesses.worker
+    assert (worker.drafter, worker.model, guesses.has_model) == ("ngram", "u", False)
     assert read(json.loads(config.to_json())) == config
     named = read({**CLUSTER, "drafts": {"guesses": {"drafter": "lookup", "model": "v", "serves": "chat"}}})
     assert named.draft_pools[0].worker.model == "v"

@@ -1,5 +1,7 @@
 """Names of environment variables: what is misspelt, and what Kubernetes wrote."""
 
+from typing import Any
+
 import pytest
 
 from outrider.wire.errors import ConfigError
@@ -28,7 +30,7 @@ def test_a_slip_and_a_variable_of_kubernetes_are_met_with_what_to_do(name: str, 
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_an_unknown_variable_of_ours_is_refused_with_a_suggestion(cls: type) -> None:
+def test_an_unknown_variable_of_ours_is_refused_with_a_suggestion(cls: Any) -> None:
     prefix = cls.model_config["env_prefix"]
     with pytest.raises(ConfigError) as error:
         load(cls, [], {**env(cls), f"{prefix}POTR": "1"})
