@@ -81,16 +81,16 @@ class Variant:
                 return name
         return None
 
-    def tool_names(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the variables with which the template renders a chat that offers these tools, by name. The tools are
-        in a variable of their own or in the system message of `messages`, depending on the template.
+    def chat_variables(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the template's variables for a chat that offers these tools, as {name: value}: `messages`, and one for
+        the tools. For templates that read tools from the system message, they are added to it in a copy of the messages.
         """
-        names: dict[str, Any] = {"messages": list(messages), _TOOLS: list(tools) or None}
+        variables: dict[str, Any] = {"messages": list(messages), _TOOLS: list(tools) or None}
         if tools and self.shape.message_tools is not None:
-            names["messages"] = with_message_tools(messages, tools, self.shape.message_tools)
+            variables["messages"] = with_message_tools(messages, tools, self.shape.message_tools)
         elif tools and self.tool_variable == _XML_TOOLS:
-            names[_XML_TOOLS] = [tool["function"] for tool in tools]
-        return names
+            variables[_XML_TOOLS] = [tool["function"] for tool in tools]
+        return variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class ChatTemplate:
                 "a message",
                 param="documents",
             )
-        names: dict[str, Any] = {**self.special_tokens, **variant.tool_names(messages, tools)}
+        names: dict[str, Any] = {**self.special_tokens, **variant.chat_variables(messages, tools)}
         names |= {"documents": list(documents) or None, "add_generation_prompt": add_generation_prompt}
         if clash := sorted(names.keys() & extra.keys()):
             raise InvalidRequest(f"chat_template_kwargs may not set {clash[0]}", param="chat_template_kwargs")

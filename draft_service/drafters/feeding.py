@@ -73,7 +73,7 @@ class Feeder:
         if there was nothing to feed.
         """
         step_requests = self._step_requests(requests)
-        if not step_requests and not self._scheduler.num_starved:
+        if not step_requests and not self._scheduler.num_without_blocks:
             return None
         plan = self._scheduler.schedule(step_requests, now, feed_all=False)
         if not plan.running and not plan.pieces:

@@ -48,8 +48,9 @@ class DraftAssignment:
     def may_stay(self, target: TargetMember) -> bool:
         """Return whether the choice's draft worker goes on drafting for this target. True if the choice has none.
 
-        False if it cannot draft for the choice (not connected, no slot, not compatible, failures), or if another is
-        usable and better: it fits the request's drafter better, or this one failed, is silent or drains.
+        False if this worker is not connected, has no slot for the choice, is not compatible with the target, or may not
+        be used because it failed several times. Also False if another worker is usable and this one has just failed,
+        is silent, drains, or does not have the drafter that the request names while the other does.
         """
         draft = self.member
         if draft is None:

@@ -133,8 +133,9 @@ class OwnDrafts:
         """Return the extra rows that a drafter adds to the slot's next step, to make draft tokens for later steps; None
         if there are none.
 
-        parents: for each draft token of the step, its parent in the draft tree. Call it first with all draft tokens
-        that the step might verify, and then with those that it will verify, which are the first ones of that list.
+        parents: for each draft token of the step, the index of its parent in this list; -1 = the root. Before the
+        budget is chosen, call it with all draft tokens that the step might verify, to learn what the extra rows cost.
+        Then call it with those that the budget took, which are the first ones of that list, for the rows to feed.
         """
         for drafter in self._drafters_of(slot.key).values():
             rows = drafter.extra_rows(slot, parents)

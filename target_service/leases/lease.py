@@ -185,8 +185,8 @@ class Lease:
 
     def likely_chain(self, slot_drafter: SlotDrafter) -> int:
         """Return the maximum length of a drafter's chain in the slot's next step. If the request fixes the number of
-        draft tokens, that is `max_chain`. If not, the chain is cut before the first token that is too unlikely to be
-        accepted.
+        draft tokens, that is the lease's `max_chain`. If not, the chain ends before the first token whose estimated
+        acceptance probability is too small to be worth a row.
         """
         if self.speculation.is_fixed:
             return self.max_chain

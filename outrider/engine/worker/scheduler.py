@@ -92,16 +92,16 @@ class StepScheduler:
         self._metrics = metrics
         self._scheduler = Scheduler(pool.block_size, max_prefill_tokens)
         self._num_evictions = 0
-        self._num_starved = 0
+        self._num_without_blocks = 0
         self._decode_tokens = metrics.step_tokens.labels(purpose="decode")
         self._prefill_tokens = metrics.step_tokens.labels(purpose="prefill")
 
     @property
-    def num_starved(self) -> int:
+    def num_without_blocks(self) -> int:
         """Number of slots for which there were too few KV blocks in the last call of `schedule`: they were preempted or
         had to wait.
         """
-        return self._num_starved
+        return self._num_without_blocks
 
     def schedule(self, step_requests: Mapping[SlotKey, StepRequest], now: float, *, feed_all: bool) -> ScheduledStep:
         """Decide what runs in the next forward, and allocate and free cache blocks for it.
@@ -124,7 +124,7 @@ class StepScheduler:
         """Return the monotonic time, in seconds, at which to plan again even if nothing happens until then; None if no
         slot waits for memory.
         """
-        if not self._num_starved:
+        if not self._num_without_blocks:
             return None
         return now + RETRY_S
 
@@ -180,10 +180,10 @@ class StepScheduler:
         self._slot(key).free_cache()
         self._metrics.preemptions.inc()
 
-    def _note_memory(self, num_starved: int) -> None:
-        if num_starved or self._num_starved:
-            self._metrics.slots_waiting.set(num_starved)
-        self._num_starved = num_starved
+    def _note_memory(self, num_without_blocks: int) -> None:
+        if num_without_blocks or self._num_without_blocks:
+            self._metrics.slots_waiting.set(num_without_blocks)
+        self._num_without_blocks = num_without_blocks
         evictions = self._pool.num_evictions
         if evictions != self._num_evictions:
             self._metrics.prefix_evictions.inc(evictions - self._num_evictions)

@@ -97,5 +97,5 @@ class VirtualTokens:
         return self._served[caller]
 
     def served_after(self, caller: bytes, amount: float) -> float:
-        """Return the count that a waiting caller would have if it were served `amount` more."""
+        """Return what `served` would return for a waiting caller after `add_served(caller, amount)`."""
         return self._served[caller] + amount / self._weights[caller]
