@@ -32,7 +32,7 @@ class Gateway:
     url: str
     """URL of the gateway's HTTP server."""
     metrics_url: str
-    """URL of the gateway's server that has /metrics."""
+    """URL of the gateway's server that has /metrics, without a path: `http://127.0.0.1:9100`."""
     refused: Sequence[str] = ()
     """Workers that this gateway does not use, each as a text that names the worker and the reason."""
 

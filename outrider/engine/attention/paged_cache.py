@@ -89,11 +89,11 @@ class PagedCache(BlockCache):
         self._limits = [layer_limits(config, index) for index in range(num_layers)]
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """Return for one layer a tensor [T] int64. For the whole model return 0, without effect: this path passes all
-        positions itself.
+        """Return, for each of the forward's N new tokens, its position minus its index among them: [N] int64. Called by
+        Llama 4's layers, whose attention has a temperature by position: they add the indices 0 to N - 1.
 
-        The tensor is the position of each of the forward's T new tokens minus its index among them. Llama 4's layers,
-        whose attention has a temperature by position, add it to the indices 0 to T - 1 and so get the positions.
+        layer_idx: index of the layer. None = the whole model, for which the result is 0: transformers asks for it, but
+        uses the positions that this path passes.
         """
         # two rows at positions 4, 5 and 9: columns 0, 1, 2, so [4, 4, 7]
         if layer_idx is None:
@@ -101,7 +101,7 @@ class PagedCache(BlockCache):
         plan = self.layers[layer_idx].plan
         if plan is None:
             return 0
-        positions = plan.position_ids[0]  # [T]
+        positions = plan.position_ids[0]  # [N]
         return positions - torch.arange(positions.shape[0], device=positions.device)
 
     @contextmanager

@@ -32,12 +32,13 @@ _INF_BITS = 0x7F800000
 
 def distributions(processed: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     """Return the distribution from which each row's token is drawn: logits [R, V] float32 -> log-probs [R, V] float32,
-    -inf for no mass.
+    -inf for no mass. Applies temperature, top_k, top_p and min_p, in this order.
 
-    rows: request and position of each row, [R]. top_k keeps all ids that tie with the k-th best. top_p keeps the
-    smallest set of at least that mass, and among equals at its edge the lowest ids. min_p keeps the ids with at least
-    min_p times the largest probability. Each cut acts on the result of the previous one, renormalised. Temperature 0
-    puts all mass on `argmax`. A row depends on no other row.
+    processed: logits after penalties, biases and masks (`process_unchecked`). rows: request and position of each row,
+    [R]. top_k keeps all ids that tie with the k-th best. top_p keeps the smallest set of at least that mass, and among
+    equals at its edge the lowest ids. min_p keeps the ids with at least min_p times the largest probability. Each cut
+    acts on the result of the previous one, renormalised. Temperature 0 puts all mass on the best id, the lowest among
+    equals. A row depends on no other row.
     """
     params = [row.state.params for row in rows]
     best = processed.amax(dim=1, keepdim=True)  # [R, 1]

@@ -102,8 +102,8 @@ class OpenJob:
     """Speculation settings of the request; by default nothing is drafted."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     grammar: Grammar | None = None
-    """Compiled grammar of the text in `params`. None if the request has no grammar, and in a draft worker that cannot
-    follow it."""
+    """The grammar whose source `params` has, compiled. None if the request has no grammar, and in a draft worker that
+    cannot follow it."""
     vocabulary: SlotVocabulary | None = None
     """Vocabulary of the token ids in the slot's messages; None if it is the vocabulary of the worker's own model."""
 
