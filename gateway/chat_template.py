@@ -83,7 +83,7 @@ class Variant:
 
     def chat_variables(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the template's variables for a chat that offers these tools, as {name: value}: `messages`, and one for
-        the tools. For templates that read tools from the system message, they are added to it in a copy of the messages.
+        the tools. If the template reads tools from the system message, they are added to a copy of that message.
         """
         variables: dict[str, Any] = {"messages": list(messages), _TOOLS: list(tools) or None}
         if tools and self.shape.message_tools is not None:

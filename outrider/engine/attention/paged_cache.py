@@ -90,7 +90,7 @@ class PagedCache(BlockCache):
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
         """Return, for each of the forward's N new tokens, its position minus its index among them: [N] int64. Called by
-        Llama 4's layers, whose attention has a temperature by position: they add the indices 0 to N - 1.
+        Llama 4's layers, whose attention has a temperature by position: they add the indices to get positions.
 
         layer_idx: index of the layer. None = the whole model, for which the result is 0: transformers asks for it, but
         uses the positions that this path passes.
