@@ -48,7 +48,7 @@ def arguments_rule(schema: Mapping[str, Any], label: str, grammar: LarkGrammar) 
 def _value(schema: Any, rule: str, grammar: LarkGrammar) -> str:
     choices = choices_of(schema)
     if choices:
-        return "(" + " | ".join(as_json(_literal(choice)) for choice in choices) + ")"
+        return "(" + " | ".join(as_json(as_literal(choice)) for choice in choices) + ")"
     ways = list[str]()
     for kind in sorted(types_of(schema)):
         if kind == STRING and not _LIMITS & set(schema):
@@ -71,7 +71,13 @@ def _enforced(kind: str, schema: Any, rule: str, grammar: LarkGrammar) -> str:
     return grammar.schema(f"{rule}_{kind}", schema)
 
 
-def _literal(value: Any) -> str:
+def as_literal(value: Any) -> str:
+    """Return a JSON value as a Python literal with strings in double quotes, as templates write them."""
     if isinstance(value, str):
         return as_json(value)
+    if isinstance(value, list):
+        return f"[{', '.join(as_literal(item) for item in value)}]"
+    if isinstance(value, dict):
+        pairs = [f"{as_json(str(key))}: {as_literal(item)}" for key, item in value.items()]
+        return "{" + ", ".join(pairs) + "}"
     return repr(value)

@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.tools.cursor import NotACall, Parsing
 from gateway.tools.forms.form import CallText, LarkGrammar
-from gateway.tools.forms.python_rules import arguments_rule
+from gateway.tools.forms.python_rules import arguments_rule, as_literal
 from gateway.tools.forms.values import as_json, converted, parameter_schema, string_inside
 
 _KEY = re.compile(r"[a-zA-Z_]\w*")
@@ -159,7 +159,7 @@ class Pythonic:
         return arguments_rule(schema, label, grammar)
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:
-        pairs = [f"{key}={_as_literal(value)}" for key, value in arguments.items()]
+        pairs = [f"{key}={as_literal(value)}" for key, value in arguments.items()]
         return f"{name}({', '.join(pairs)})"
 
 
@@ -213,15 +213,3 @@ def _literal(text: str) -> Any:
     """Return the value of a literal, in which templates and models mix JSON's words and Python's. Raises ValueError."""
     # '{"a": true, "b": None}' -> {"a": True, "b": None}
     return ast.literal_eval(_JsonWords().visit(ast.parse(text, mode="eval")))
-
-
-def _as_literal(value: Any) -> str:
-    # strings in double quotes, as templates write them
-    if isinstance(value, str):
-        return as_json(value)
-    if isinstance(value, list):
-        return f"[{', '.join(_as_literal(item) for item in value)}]"
-    if isinstance(value, dict):
-        pairs = [f"{as_json(str(key))}: {_as_literal(item)}" for key, item in value.items()]
-        return "{" + ", ".join(pairs) + "}"
-    return repr(value)

@@ -26,10 +26,15 @@ INTEGER = {"type": "integer"}
             ["", 'b="x"', 'b="x", a=1', "a=1, b=null", 'a="1"', "a=1, "],
         ),
         ({"properties": {"a": INTEGER, "b": INTEGER}}, ["", "a=1", "b=2", "a=1, b=2"], ["b=2, a=1", "c=1"]),
+        (
+            {"properties": {"a": {"enum": [["x", True], {"k": None}]}}, "required": ["a"]},
+            ['a=["x", True]', 'a={"k": None}'],
+            ["a=['x', True]", 'a=["x", true]', 'a="x"'],
+        ),
         ({"properties": {}, "additionalProperties": False}, [""], ["a=1"]),
         ({"properties": {}, "additionalProperties": True}, ["", 'x=[1, True], y={"a": None}'], ["x=true", "3", "1x=2"]),
     ],
-    ids=["required and optional", "all optional", "none", "any"],
+    ids=["required and optional", "all optional", "an enum of lists and objects", "none", "any"],
 )
 def test_arguments_of_a_schema(schema: dict[str, Any], taken: list[str], refused: list[str]) -> None:
     grammar = grammar_of({"type": "object", **schema})
