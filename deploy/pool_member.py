@@ -88,8 +88,8 @@ class PoolMember:
     stopping_since_s: float | None = None
 
     def end_life(self) -> None:
-        """Record that the worker's process has ended: gateways may no longer use the worker, and the addresses, the
-        last reply and the failures of that process are dropped.
+        """Record that the worker's process has ended: gateways may no longer use the worker. Its addresses, its last
+        WorkerInfo, and since when it fails or hangs are dropped.
         """
         self.started = self.info = self.failing_since_s = self.hanging_since_s = None
         self.may_be_used = False

@@ -51,8 +51,8 @@ class NodeSender:
         """Send the new nodes of a slot if they are due.
 
         Sampled nodes are due at once. Deterministic nodes are due if the target has run out of draft tokens for the
-        slot, if no more nodes will grow, or `PUSH_S` seconds after the last message. If the request fixes their number
-        or the shape of the tree, none are due before all have grown.
+        slot, if a branch has ended, if no more nodes will grow, or `PUSH_S` seconds after the last message. If the
+        request fixes their number or the shape of the tree, no deterministic node is due before all have grown.
         """
         tree = draft_slot.tree
         now = time.monotonic()

@@ -111,7 +111,7 @@ class DraftAssignment:
             self._has_failed = self.has_misbehaved = True
 
     def note_undelivered(self) -> None:
-        """Record that MISSING_VERDICTS verdicts in a row showed no delivery of the draft worker, whatever the cause."""
+        """Record that the draft worker has delivered nothing in the first MISSING_VERDICTS verdicts of a lease."""
         if self.member is not None:
             self.member.deliveries[self._target].note(CallOutcome.LATE)
             self._has_failed = True

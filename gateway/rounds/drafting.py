@@ -27,8 +27,8 @@ from outrider.wire.transport.streams import Replies
 log = get_logger(__name__)
 
 MISSING_VERDICTS = 64
-"""Number of verdicts in a row without a delivery of a draft worker after which it counts as not delivering. Prefilling
-a long prompt may take the draft worker this many steps of the target."""
+"""Number of verdicts, from the beginning of a lease, after which a draft worker without a delivery counts as not
+delivering. Prefilling a long prompt may take the draft worker this many steps of the target."""
 
 
 class DraftSession:
@@ -141,7 +141,7 @@ class DraftSession:
     @property
     def is_unprofitable(self) -> bool:
         """Whether the draft worker drafts nothing until its next trial, because too few of its draft tokens were
-        accepted although they arrived in time.
+        accepted, or the target skipped them as not worth their time.
         """
         return self._is_paused and self._use.had_drafts
 

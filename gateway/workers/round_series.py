@@ -25,13 +25,16 @@ class RoundSeries:
         self._metrics = metrics
         self._drafts = drafts
         self._last_label = ""
-        """Value of the label `draft` for rounds without a draft worker: that of the one that connected last."""
+        """Value of the label `draft` for rounds without a draft worker: that of the last connected one
+        in the order of the membership."""
         self._used_labels: dict[str, None] = {}
         """Values of the label `draft` that have series. Those of draft workers that have left come first, in the order
         in which they left."""
 
     def label_of(self, draft: DraftMember | None) -> str:
-        """Return the label `draft` of a draft worker; for None, that of the one that connected last ("" = none)."""
+        """Return the label `draft` of a draft worker; for None, that of the last connected one in the
+        order of the membership ("" = none).
+        """
         if draft is None:
             return self._last_label
         return self._labels().get(draft.name, self._last_label)

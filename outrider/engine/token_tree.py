@@ -35,7 +35,7 @@ def check_path(parents: Sequence[int], path: Sequence[int]) -> None:
         previous = node
 
 
-def depths(parents: Sequence[int]) -> list[int]:
+def num_ancestors(parents: Sequence[int]) -> list[int]:
     """Return the number of ancestors of each node within the tree: 0 for a child of the last token before the tree."""
     # parents [-1, 0, 0, 1]: [0, 1, 1, 2]
     found: list[int] = []
@@ -54,7 +54,7 @@ def positions(num_tokens: int, parents: Sequence[int] | None) -> np.ndarray:
     if parents is None:
         return np.arange(num_tokens)
     start = num_tokens - len(parents)
-    return np.concatenate([np.arange(start), start + np.array(depths(parents), dtype=np.int64)])
+    return np.concatenate([np.arange(start), start + np.array(num_ancestors(parents), dtype=np.int64)])
 
 
 def visible_tokens(

@@ -19,7 +19,7 @@ from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drawing import propose_by_logits
 from outrider.engine.speculation.ranks import SlotAcceptance
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
-from outrider.engine.token_tree import depths
+from outrider.engine.token_tree import num_ancestors
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
@@ -99,7 +99,7 @@ class PassDrafter(TargetDrafter):
         ids = list[int]()
         placed = list[int]()
         num_drafts = [0]  # up to each node, ROOT first
-        for depth in depths(parents):
+        for depth in num_ancestors(parents):
             num_drafts.append(1 + depth)
         for node, num_before in enumerate(num_drafts, start=ROOT):
             num = self._num_after(slot, num_before)

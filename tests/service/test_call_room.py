@@ -96,7 +96,7 @@ async def test_who_watches_health_takes_no_room_from_requests(monkeypatch: pytes
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             num = MAX_WATCHING_CALLS // 4
             assert str(error.details()).startswith(
-                f"{num} calls watch health or ask for services, {num} of this caller"
+                f"{num} calls watch health or ask for services, {num} of this client"
             )
         assert await generate(channel) == "the fox"
         for call in (*watches, looking):

@@ -124,7 +124,7 @@ class FusedPath:
         logits = torch.empty(num_logits, self._shape.lm_head_rows)  # [N, V] float32
         features = None
         if self._num_taps:
-            features = torch.empty(len(ids), self._num_taps, _padded(self._shape.hidden))  # [T, taps, padded H] float32
+            features = torch.empty(len(ids), self._num_taps, _padded(self._shape.hidden))  # [T, taps, padded d] float32
         bad = self._native.forward(plan, len(ids), len(rows), logits, features, read)
         if bad is not None:
             raise self._outside(ids[bad])

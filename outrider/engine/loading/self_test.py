@@ -214,7 +214,7 @@ def layer_that_differs(runner: ModelRunner, model: UncachedModel | ReferenceLogi
     distances: list[Tensor] = []  # [num_layers + 1] each
 
     def compare(row: Row, _logits: Tensor, features: Tensor) -> None:
-        reference = model.hidden_states(row.last_ids(row.num_tokens))[-row.num_new :, :-1]  # [num_new, taps, H]
+        reference = model.hidden_states(row.last_ids(row.num_tokens))[-row.num_new :, :-1]  # [num_new, taps, d]
         distances.append(_distances(features.float(), reference).amax(dim=0))
 
     try:
@@ -311,18 +311,18 @@ def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
         runner.set_taps([])
         first.free()
         second.free()
-    features_a = torch.cat(features_of[id(first)])  # [T, taps, H] float32
-    features_b = torch.cat(features_of[id(second)])  # [T, taps, H] float32
+    features_a = torch.cat(features_of[id(first)])  # [T, taps, d] float32
+    features_b = torch.cat(features_of[id(second)])  # [T, taps, d] float32
     errors = [_distances(features_b, model.hidden_states(b)[: len(features_b)]).max()]
     for path in paths:
-        reference = model.hidden_states([*a, *_tokens_on(path, nodes)])  # [T, taps, H] float32
+        reference = model.hidden_states([*a, *_tokens_on(path, nodes)])  # [T, taps, d] float32
         positions = [*range(len(a)), *(len(a) + node for node in path)]
         errors.append(_distances(features_a[positions], reference).max())
     return float(torch.stack(errors).max())  # NaN where any is
 
 
 def _distances(features: Tensor, reference: Tensor) -> Tensor:
-    # both [T, taps, H]; returns [T, taps], the length of each difference over that of the reference
+    # both [T, taps, d]; returns [T, taps], the length of each difference over that of the reference
     tiny = torch.finfo(reference.dtype).tiny  # embeddings may be 0
     lengths = torch.linalg.vector_norm(reference, dim=-1).clamp_min(tiny)  # [T, taps]
     return torch.linalg.vector_norm(features - reference, dim=-1) / lengths

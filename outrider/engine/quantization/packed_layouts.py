@@ -154,7 +154,7 @@ def fp4(parts: Parts, group: int) -> Tensor:
 def fp4_numbers(packed: Tensor) -> Tensor:
     """Return FP4 numbers [..., columns] float32 from bytes [..., columns / 2], the lower half of a byte first."""
     values = torch.tensor(FP4)
-    halves = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [..., K]
+    halves = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [..., columns]
     return values[halves.long()]
 
 
@@ -162,8 +162,8 @@ def fp4_blocks(parts: Parts) -> Tensor:
     """Return the weights of gpt-oss's experts, [experts, inputs, outputs] float32, from bytes [experts, outputs,
     blocks, 16] of FP4 numbers and one exponent for each block of 32 numbers.
     """
-    numbers = fp4_numbers(parts["packed"])  # [E, N, blocks, 32]
-    scale = exponents(parts["scale"])  # [E, N, blocks]
+    numbers = fp4_numbers(parts["packed"])  # [experts, outputs, blocks, 32]
+    scale = exponents(parts["scale"])  # [experts, outputs, blocks]
     return (numbers * scale[..., None]).flatten(-2).transpose(-1, -2).contiguous()
 
 

@@ -27,7 +27,7 @@ are rejected and the target itself draws this token, the walk continues after th
 
 `accept_draw` and `accept_block_one` decide one slot on the host, and compute no position that they do not need.
 `accept_draws` and `accept_block` decide a batch on a device, where waiting for the outcome of a position would cost
-more than computing all. Shapes: B slots, N nodes, K draft tokens, T draws after one node, V ids.
+more than computing all. Shapes: B slots, N nodes, K draft tokens, M draws after one node, V ids.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def accept_draws(draws: DrawTable, target_probs: Tensor) -> tuple[Tensor, Tensor
     """
     device = target_probs.device
     num_nodes, max_draws = draws.token_ids.shape
-    token_ids = to_device(draws.token_ids, device)  # [N, T]
-    uniforms = to_device(draws.uniforms, device)  # [N, T]
+    token_ids = to_device(draws.token_ids, device)  # [N, M]
+    uniforms = to_device(draws.uniforms, device)  # [N, M]
     num_draws = to_device(draws.num_draws, device)  # [N]
     lenience = to_device(draws.lenience[:, None], device)  # [N, 1]
     accepted_ids = torch.full((num_nodes,), -1, dtype=torch.int64, device=device)  # [N]

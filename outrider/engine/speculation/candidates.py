@@ -55,7 +55,9 @@ class CandidateTree:
 
 
 class BudgetItem(NamedTuple):
-    """Draft token that may be verified in a step, if the step's budget of rows has room for it."""
+    """What a step's budget of rows takes or leaves: a draft token to verify, or a place that only fills a sampled chain
+    up to its maximum length.
+    """
 
     prob: float
     """Probability that the token and all its ancestors are accepted."""

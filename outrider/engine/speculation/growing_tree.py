@@ -96,7 +96,7 @@ class GrowingTree(Growth):
 
     def prob_ahead(self, node: int, num_ahead: int) -> float | None:
         """Return the acceptance probability of the descendant that is reached from `node` by going to the first child
-        `num_ahead` times, whether it exists yet or not. Return None if the limits of the tree keep it from being fed.
+        `num_ahead` times, whether it exists yet or not. Return None if that descendant would not be fed.
         """
         if not self._may_follow(node, num_ahead):
             return None

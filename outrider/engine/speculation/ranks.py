@@ -20,8 +20,8 @@ _PRIOR_COUNT = 16
 _SLOT_WEIGHT = 1 / 16
 """Weight of an observation in the moving mean of its own slot."""
 MIN_PROB = 0.01
-"""Draft tokens are made only if they and their ancestors are all accepted with at least this probability, unless the
-request fixes their number."""
+"""Draft tokens are made only if they and their ancestors are all accepted with at least this probability. Exceptions
+are the first one after the last committed token, and all of them if the request fixes their number."""
 _MIN_PROB = 1e-3
 """Lower bound of a rank's probability. It is above 0 so that the rank is tried again."""
 

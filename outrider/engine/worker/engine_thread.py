@@ -109,7 +109,7 @@ class EngineWorker(Protocol):
 
 
 class EngineThread:
-    """Thread that runs an `EngineWorker`. `submit` queues jobs for it. It sends all answers of a step together."""
+    """Thread that runs an `EngineWorker`. `submit` queues jobs for it. Answers are sent in batches, at each `flush`."""
 
     def __init__(self, make: Callable[[EngineThread], EngineWorker], post: Callable[[list[Callable[[], None]]], None]):
         """Create the thread without starting it.

@@ -1,8 +1,8 @@
 """`Health`: whether requests may be sent to a peer. The gateway has one per worker, and one per route from a draft to
 a target.
 
-The method is Finagle's failure accrual: several failures in a row mark the peer as down. After a pause one request, the
-trial request, is sent to it. This module does no I/O.
+The method is Finagle's failure accrual: a hang, or several failures in a row, mark the peer as down. After a pause one
+request, the trial request, is sent to it. This module does no I/O.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class GatewayMetrics:
         lost = the target's stream ended. fault = the target failed. slot = the target did not have the choice's slot.
         behind = the target's slot had fewer committed tokens than the gateway. length = the target's verdict was for
         another number of committed tokens than the gateway has. full, draining = the target refused to open the slot,
-        and another target opened it."""
+        and another target is tried."""
 
     def answers(self, model: str) -> ChoiceMetrics:
         """Return the series on the choices of the served model with id `model`."""

@@ -1,5 +1,5 @@
 """Limits of a server's calls: how many calls of a kind may be open, and how many messages may be received at once, in
-all and per peer. A peer is a host or, with TLS, a host with the role that its certificate names. `serving` installs
+all and per client. A client is a host or, with TLS, a host with the role that its certificate names. `serving` installs
 `LimitInterceptor`; the gateway's gRPC API uses the limits for its own calls.
 
 Once gRPC starts to read a message it receives all of it, and keeps the bytes in memory until the rest has arrived.
@@ -23,20 +23,20 @@ from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded, Requ
 from outrider.wire.transport.rpc import abort
 
 MAX_MESSAGES = 16
-"""Maximum number of unary calls whose messages a server receives at the same time. The calls of one host may take a
+"""Maximum number of unary calls whose messages a server receives at the same time. The calls of one client may take a
 quarter of them. Further calls wait."""
 MAX_WAITING = 256
-"""Maximum number of open unary calls of one host whose message has not arrived yet. Further calls are refused."""
+"""Maximum number of open unary calls of one client whose message has not arrived yet. Further calls are refused."""
 MESSAGE_TIMEOUT_S = 10.0
 """Maximum seconds from the start of a unary call until its request message has arrived, including the time for which
 MAX_MESSAGES makes the call wait."""
 MAX_DELIVERY_STREAMS = 256
 """Maximum number of open streams that bring draft tokens to a target, one from each draft worker; further ones are
-refused. A single host may have a quarter of them. Each may hold one message of the maximum size in the target's
+refused. A single client may have a quarter of them. Each may hold one message of the maximum size in the target's
 memory."""
 MAX_WATCHING_CALLS = 16
-"""Maximum number of open calls that watch a server's health or list its services. One host may have a quarter of them.
-"""
+"""Maximum number of open calls that watch a server's health or list its services. One client may have a quarter of
+them."""
 RETRY_S = 1.0
 """Seconds after which a client should try a refused call again. The error has this number as `retry-after`."""
 
@@ -45,7 +45,7 @@ _END: Any = getattr(grpc.aio, "EOF")  # noqa: B009  # the stubs lack it
 
 class CallLimits:
     """Limits on the number of open calls of one kind: at most `total` in all, and at most `share` for one value of
-    `caller`, which stands for who calls, such as a host. Calls beyond either limit are refused.
+    `client`, which stands for who calls, such as a host. Calls beyond either limit are refused.
 
     kind: the kind of calls, for the error's text, such as "streams bring proposals". It has no lock, so use it on one
     event loop only.
@@ -56,33 +56,33 @@ class CallLimits:
         self._total = total
         self._share = share
         self._num_open: Counter[str] = Counter()
-        """Number of open calls by the value of `caller`."""
+        """Number of open calls by the value of `client`."""
 
     @contextmanager
-    def one(self, caller: str) -> Iterator[None]:
-        """Context manager: count an open call during the block. caller: who calls, such as a host. Raises Overloaded if
+    def one(self, client: str) -> Iterator[None]:
+        """Context manager: count an open call during the block. client: who calls, such as a host. Raises Overloaded if
         a limit is reached.
         """
         total = self._num_open.total()
-        own = self._num_open[caller]
+        own = self._num_open[client]
         if total >= self._total or own >= self._share:
             raise Overloaded(
-                f"{total} {self._kind}, {own} of this caller; at most {self._total} and {self._share} are allowed; "
+                f"{total} {self._kind}, {own} of this client; at most {self._total} and {self._share} are allowed; "
                 "try again later",
                 retry_after_s=RETRY_S,
             )
-        self._num_open[caller] += 1
+        self._num_open[client] += 1
         try:
             yield
         finally:
-            self._num_open[caller] -= 1
-            if not self._num_open[caller]:
-                del self._num_open[caller]
+            self._num_open[client] -= 1
+            if not self._num_open[client]:
+                del self._num_open[client]
 
 
 class CallQueue:
-    """Limits on the number of running calls: at most `total` in all, and at most `share` for one value of `caller`,
-    which stands for who calls, such as a host. Calls beyond either limit wait; those with the same `caller` run in the
+    """Limits on the number of running calls: at most `total` in all, and at most `share` for one value of `client`,
+    which stands for who calls, such as a host. Calls beyond either limit wait; those with the same `client` run in the
     order in which they arrived.
 
     waiting: counts the calls that run or wait, and refuses those beyond its own limits.
@@ -92,16 +92,16 @@ class CallQueue:
         self._all = asyncio.Semaphore(total)
         self._share = share
         self._waiting = waiting
-        self._by_caller: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._by_client: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def one(self, caller: str) -> AsyncIterator[None]:
-        """Context manager: wait until another call of `caller` (who calls, such as a host) may run, and count it during
+    async def one(self, client: str) -> AsyncIterator[None]:
+        """Context manager: wait until another call of `client` (who calls, such as a host) may run, and count it during
         the block. Raises Overloaded if too many calls wait.
         """
-        own = self._by_caller.get(caller) or asyncio.Semaphore(self._share)
-        self._by_caller[caller] = own
-        with self._waiting.one(caller):
+        own = self._by_client.get(client) or asyncio.Semaphore(self._share)
+        self._by_client[client] = own
+        with self._waiting.one(client):
             async with own, self._all:
                 yield
 
@@ -111,8 +111,8 @@ def host_of(context: Any) -> str:
     return str(context.peer()).rpartition(":")[0]
 
 
-def _caller_of(context: Any) -> str:
-    # The host, and the names in the certificate if there is one: processes of one machine are then different callers.
+def _client_of(context: Any) -> str:
+    # The host, and the names in the certificate if there is one: processes of one machine are then different clients.
     uris = context.auth_context().get("peer_uri", ())
     names = sorted(uri.decode(errors="replace") for uri in uris)
     return " ".join([host_of(context), *names])
@@ -180,7 +180,7 @@ def _as_stream(handler: Any, queue: CallQueue) -> Any:
 
 async def _read_message(context: Any, queue: CallQueue) -> Any:
     try:
-        async with asyncio.timeout(MESSAGE_TIMEOUT_S), queue.one(_caller_of(context)):
+        async with asyncio.timeout(MESSAGE_TIMEOUT_S), queue.one(_client_of(context)):
             data = await context.read()
     except TimeoutError:
         raise RequestTooSlow(f"the message did not arrive within {MESSAGE_TIMEOUT_S:g} s; send it faster") from None
@@ -195,14 +195,14 @@ def _limited(handler: Any, limits: CallLimits) -> Any:
 
     async def respond(messages: Any, context: Any) -> Any:
         try:
-            with limits.one(_caller_of(context)):
+            with limits.one(_client_of(context)):
                 return await inner(messages, context)
         except Overloaded as error:
             return await abort(context, error)
 
     async def respond_stream(messages: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            with limits.one(_caller_of(context)):
+            with limits.one(_client_of(context)):
                 async for message in inner(messages, context):
                     yield message
         except Overloaded as error:

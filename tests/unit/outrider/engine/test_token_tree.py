@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.token_tree import check_parents, check_path, depths, positions, visible_tokens
+from outrider.engine.token_tree import check_parents, check_path, num_ancestors, positions, visible_tokens
 
 
 @st.composite
@@ -52,7 +52,7 @@ def test_a_chain_is_a_tree_without_branches(num_tokens: int, num_queries: int, w
 
 
 def test_depths_count_ancestors() -> None:
-    assert depths([-1, 0, 0, 2, -1, 4, 3]) == [0, 1, 1, 2, 0, 1, 3]
+    assert num_ancestors([-1, 0, 0, 2, -1, 4, 3]) == [0, 1, 1, 2, 0, 1, 3]
 
 
 def test_what_is_no_tree_or_no_path_of_it_is_named() -> None:

@@ -16,7 +16,7 @@ async def test_a_caller_waits_behind_its_own_share_alone() -> None:
             await held.enter_async_context(turns.one("a"))
         waiting = [asyncio.create_task(held.enter_async_context(turns.one("a"))) for _ in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="5 wait, 5 of this caller; at most 100 and 5 are allowed"):
+        with pytest.raises(Overloaded, match="5 wait, 5 of this client; at most 100 and 5 are allowed"):
             await held.enter_async_context(turns.one("a"))
         async with asyncio.timeout(1), turns.one("b"):
             assert not any(task.done() for task in waiting)
@@ -29,7 +29,7 @@ async def test_a_caller_waits_behind_its_own_share_alone() -> None:
 
 def test_places_are_few_in_all_and_are_given_back() -> None:
     places = CallLimits("are open", 2, 2)
-    refused = pytest.raises(Overloaded, match="2 are open, 0 of this caller")
+    refused = pytest.raises(Overloaded, match="2 are open, 0 of this client")
     with places.one("a"), places.one("b"), refused, places.one("c"):
         pass
     with places.one("a"), places.one("a"):
