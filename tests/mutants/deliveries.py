@@ -69,11 +69,11 @@ DELIVERIES: Faults = {
         "the numbers by which a step accepts decide who drafts for it": Fault(
             "target_service:DraftChooser._proposed", call("max", to=BY_ACCEPTANCE)
         ),
-        "what was drawn decides in which order the draws of several sources are tested": Fault(
+        "what was drawn decides in which order the draws of several drafters are tested": Fault(
             f"{DRAFTING}._draws",
             statement("return", to="return sorted(_0, key=lambda draw: joined.tree.ids[draw.node] % 2)", nth=(3, 3)),
         ),
-        "a token that two sources drew is tested once": Fault(
+        "a token that two drafters drew is tested once": Fault(
             f"{DRAFTING}._draws",
             statement("return", to="return [*{draw.node: draw for draw in _0}.values()]", nth=(3, 3)),
         ),
@@ -86,20 +86,20 @@ DELIVERIES: Faults = {
         "of two named trees the second one's draws decide how much is verified of the first": Fault(
             "outrider.papers:merge", always("is_fixed")
         ),
-        "how long the chain is that one source drew decides what is verified, of it and of others": Fault(
+        "how long the chain is that one drafter drew decides what is verified, of it and of others": Fault(
             "outrider.engine.speculation:CandidateTree.budget_items", read("max_len", to="0")
         ),
-        "beside another source a draft's nodes are verified that were made for an older state": Fault(
+        "beside another drafter a draft's nodes are verified that were made for an older state": Fault(
             "target_service:_advance_buffer",
             argument("advance", 0, to="_ if len(lease.drafts) + len(lease.own_drafters) < 2 else _[:-1]"),
         ),
         "for what one draft delivers wrong another is given up": Fault(
             f"{DRAFTING}._distribution", argument("refuse", 0, to="_ - 1")
         ),
-        "what a source says behind a token that both say is verified in its place": Fault(
+        "what a drafter says behind a token that both say is verified in its place": Fault(
             "outrider.engine.speculation:join", call("child", to="_ if _ is None else _0")
         ),
-        "a token that two sources say is counted for the later one": Fault(
+        "a token that two drafters say is counted for the later one": Fault(
             "target_service:Proposal.drafter_of_node", call("items", to="reversed([*_])")
         ),
     },

@@ -68,7 +68,7 @@ MESSAGES_NEUTRAL: dict[str, tuple[Any, ...]] = {
 for what the server does anyway."""
 
 
-class InputMessage(LenientSchema):
+class MessagesInputMessage(LenientSchema):
     """One message of a request of /v1/messages.
 
     Fields besides `role` and `content` are ignored, because clients send back whole responses as messages.
@@ -82,7 +82,7 @@ class InputMessage(LenientSchema):
     ]
 
     @model_validator(mode="after")
-    def _check_role(self) -> InputMessage:
+    def _check_role(self) -> MessagesInputMessage:
         for block in self.content:
             if block.type not in ROLE_BLOCKS[self.role]:
                 raise ValueError(f"has role {self.role} and a block of type {block.type}, which do not go together")
@@ -158,8 +158,8 @@ class CountBody(Layer):
     model_config = ConfigDict(json_schema_extra=other_parameters(MESSAGES_NEUTRAL, COUNT_IGNORED))
     ignored: ClassVar[dict[str, str]] = COUNT_IGNORED
 
-    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
-        description=f"at most {MAX_MESSAGES}, the last one the user's; text, or blocks {', '.join(BLOCKS)}"
+    messages: Annotated[list[MessagesInputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = (
+        Field(description=f"at most {MAX_MESSAGES}, the last one the user's; text, or blocks {', '.join(BLOCKS)}")
     )
     system: Texts | None = described("a string, or text blocks; see [messages](#messages)")
     tools: Annotated[list[AnyMessagesTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(

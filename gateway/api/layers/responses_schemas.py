@@ -42,7 +42,7 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.requests.params import LOGPROBS
 
 
-class InputMessage(LenientSchema):
+class ResponsesInputMessage(LenientSchema):
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Any = Field(json_schema_extra=CONTENT)
@@ -143,7 +143,7 @@ def _item_tag(value: Any) -> str:
 
 
 Item = Annotated[
-    Annotated[InputMessage, Tag("<message>")]
+    Annotated[ResponsesInputMessage, Tag("<message>")]
     | Annotated[InputCall, Tag("<call>")]
     | Annotated[InputCallOutput, Tag("<output>")]
     | Annotated[InputReasoning, Tag("<reasoning>")]
@@ -152,7 +152,7 @@ Item = Annotated[
 ]
 
 
-class NamedTool(TypedDict):
+class ResponsesNamedTool(TypedDict):
     type: Literal["function"]
     name: str
 
@@ -198,7 +198,10 @@ class ResponsesBody(Layer):
     )
     tool_choice: (
         Annotated[
-            Any, BeforeValidator(read_choice, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool)
+            Any,
+            BeforeValidator(
+                read_choice, json_schema_input_type=Literal["none", "auto", "required"] | ResponsesNamedTool
+            ),
         ]
         | None
     ) = described('none, auto, required, or `{"type": "function", "name": NAME}`. Default: auto')
@@ -326,7 +329,7 @@ def _assistant_field(item: Any) -> tuple[str, Any] | None:
     if isinstance(item, InputCall):
         function = {"name": full_name(item.namespace, item.name), "arguments": item.written()}
         return "tool_calls", [{"id": item.call_id, "function": function}]
-    if isinstance(item, InputMessage) and item.role == "assistant":
+    if isinstance(item, ResponsesInputMessage) and item.role == "assistant":
         return "content", item.content
     return None
 

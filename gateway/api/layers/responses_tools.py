@@ -35,12 +35,12 @@ class ResponsesTool(LenientSchema):
     format: dict[str, Any] | None = described("of custom: `text`, or a grammar, which the model is told of")
 
 
-class OtherTool(LeftOutTool):
+class ResponsesOtherTool(LeftOutTool):
     type: str = Field(json_schema_extra={"not": {"enum": ["function", "custom"]}})
 
 
 InnerTool = Annotated[
-    Annotated[ResponsesTool, Tag("<offered>")] | Annotated[OtherTool, Tag("<left out>")],
+    Annotated[ResponsesTool, Tag("<offered>")] | Annotated[ResponsesOtherTool, Tag("<left out>")],
     tool_kind("function", "custom"),
 ]
 

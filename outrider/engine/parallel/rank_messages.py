@@ -66,8 +66,8 @@ def encode_forward(rows: Sequence[Row], *, with_past: bool) -> bytes:
 def encode(kind: str, numbers: Sequence[int] = ()) -> bytes:
     """Return the message of a kind other than FORWARD.
 
-    numbers: for COPY the blocks of each copy, [from, to, from, to, ..]; for MOVE the storage indices of all sources and
-    then of all destinations; for STORAGE the number of blocks and the block size; for END nothing.
+    numbers: for COPY the blocks of each copy, [from, to, from, to, ..]; for MOVE the storage indices from which tokens
+    are copied, and then those to which they are; for STORAGE the number of blocks and the block size; for END nothing.
     """
     return _KIND.pack(kind.encode()) + np.array(numbers, dtype="<i8").tobytes()
 

@@ -70,10 +70,10 @@ def _place(
     places = _may_win(weights, ids, params, position)  # [M]
     if places.size == 1:
         return int(places[0])
-    candidates = places
+    token_ids = places
     if ids is not None:
-        candidates = ids[places]
-    u = uniforms(params, position, candidates)
+        token_ids = ids[places]
+    u = uniforms(params, position, token_ids)
     return int(places[(logs(places) + gumbels_of(u)).argmax()])
 
 

@@ -146,7 +146,7 @@ class StepScheduler:
         running: list[SlotKey] = []
         pieces: list[Chunk] = []
         num_admitted = 0
-        starved = set(preempted)
+        without_blocks = set(preempted)
         num_running = sum(isinstance(decision, Run) for decision in decisions)
         num_rows = VERIFY_TOKENS * (self._table.max_slots - num_running)  # logits rows that the memory budget has left
         for decision in decisions:
@@ -165,8 +165,8 @@ class StepScheduler:
                     self._admit(self._slot(key))
                 case SkipSlot(key, why):
                     if why is WaitReason.MEMORY:
-                        starved.add(key)
-        self._note_memory(len(starved))
+                        without_blocks.add(key)
+        self._note_memory(len(without_blocks))
         return ScheduledStep(running, pieces, num_admitted)
 
     def _admit(self, slot: Slot) -> None:

@@ -10,7 +10,7 @@ from draft_service.targets.deliveries import Deliverer
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Unavailable
 from outrider.wire.telemetry.metrics import WorkerMetrics
-from tests.unit.draft_service.targets.offered import Peer
+from tests.unit.draft_service.targets.registered import Peer
 
 READY = tpb.HEAD_STATE_READY
 

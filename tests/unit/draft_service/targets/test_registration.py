@@ -8,7 +8,7 @@ from draft_service.slot_jobs import FeaturesRequest
 from draft_service.targets import registration as module
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from tests.unit.draft_service.targets.offered import HEAD, Peer
+from tests.unit.draft_service.targets.registered import HEAD, Peer
 
 WANTED, READY, REFUSED = tpb.HEAD_STATE_NEEDS_WEIGHTS, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
 

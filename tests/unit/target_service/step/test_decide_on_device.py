@@ -147,7 +147,7 @@ def test_trees_and_chains_in_one_step(wanted: list[tuple[int, list[int], bool]])
 
 
 def merged(seed: int, vocab_size: int = VOCAB, **params: Any) -> Slot:
-    """A tree that two sources drew and a third guessed: draws of both may be one node."""
+    """A tree that two drafters drew and a third guessed: draws of both may be one node."""
     numbers = np.random.default_rng(seed)
     own = SamplingParams(max_tokens=100, seed=seed, temperature=1.0, top_k=int(numbers.integers(4, 9)))
     own = dataclasses.replace(own, **params)
@@ -182,7 +182,7 @@ def merged(seed: int, vocab_size: int = VOCAB, **params: Any) -> Slot:
     return Slot(Proposal(slot, DraftTree.of(ids, parents), draws), state, logits)
 
 
-def test_draws_of_several_sources_and_deterministic_tokens_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_of_several_drafters_and_deterministic_tokens_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = [merged(seed) for seed in range(60)]
     expected = decided(*slots)
     assert on_device(*slots) == expected

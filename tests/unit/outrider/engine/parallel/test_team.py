@@ -181,11 +181,11 @@ def test_a_rank_that_is_killed_is_no_fault_of_the_model(tmp_path: Path, monkeypa
     keep_environment(monkeypatch)
     model, ranks, lost = tiny_llama(tmp_path, VOCAB_SIZE), tmp_path / "ranks", list[OutriderError]()
     config = config_of(model)
-    with forked("outrider.engine.loading.rank_process", str(ranks), "1", "0") as follower:
+    with forked("outrider.engine.loading.rank_process", str(ranks), "1", "0") as rank_process:
 
         def kill_and_choose(*args: Any) -> ModelRunner:
-            follower.kill()
-            follower.wait(AT_ONCE_S)
+            rank_process.kill()
+            rank_process.wait(AT_ONCE_S)
             return choose_path(*args)
 
         monkeypatch.setattr(loader, "choose_path", kill_and_choose)
@@ -214,7 +214,7 @@ def test_two_ranks_compute_what_one_does_until_one_of_them_stalls(
     model, lost = tiny_llama(tmp_path, VOCAB_SIZE), list[OutriderError]()
     config = config_of(model, attention_path="dense")
     runner, leader = load_split(config, lost.append, step_timeout=STEP_TIMEOUT)
-    (follower,) = [process.pid for process in leader.processes]
+    (rank_process,) = [process.pid for process in leader.processes]
     try:
         whole, ids = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), some_ids(9, VOCAB_SIZE, 1)
         truth = truth_of(whole)
@@ -226,10 +226,10 @@ def test_two_ranks_compute_what_one_does_until_one_of_them_stalls(
         runner.forward([Row.of(table, ids, 0, 1)])
         table.free()
         torch.testing.assert_close(runner.features, UncachedModel(whole).hidden_states(ids), atol=TOLERANCE, rtol=0.0)
-        os.kill(follower, signal.SIGSTOP)
+        os.kill(rank_process, signal.SIGSTOP)
         with pytest.raises(Unavailable, match=r"2 ranks no longer work together.*Timed out"):
             runner.forward([Row.of(runner.pool.new_table(), [1, 2, 3], 0, 1)])
         assert len(lost) == 1 and runner.pool.num_in_use == 0
     finally:
-        os.kill(follower, signal.SIGCONT)
+        os.kill(rank_process, signal.SIGCONT)
         leader.close()

@@ -1,11 +1,26 @@
 """What is said of a study whose numbers are known, as tables and as JSON."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
-from outrider.lab.tuning.report import reason, to_json
+from outrider.lab.tuning.report import reason, show, to_json
 from tests.unit.outrider.lab.tuning.known_study import EVERY_K, studied
+
+
+def test_a_study_is_shown_in_80_columns() -> None:
+    study = studied()
+    console = Console(width=80, file=io.StringIO(), record=True)
+    show(study, console)
+    text = console.export_text()
+    assert "…" not in text
+    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in text.splitlines() if line.startswith("│")}
+    point = study.points[12]
+    assert [cell.strip() for cell in rows["12"]][1:3] == [f"{point.paper_speedup:.2f}x", f"{point.speedup.median:.2f}x"]
+    assert "K = 4, unigram is not offered: no such thing" in text
+    assert "temperature 1: K = 4, lookup+model" in text and "the fastest measured" in text
 
 
 def test_a_report_gives_the_reason_why_drafts_do_not_pay() -> None:

@@ -1,4 +1,4 @@
-"""Heads that are offered to a scripted target."""
+"""Heads that are registered at a scripted target."""
 
 import asyncio
 from types import SimpleNamespace
