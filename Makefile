@@ -60,8 +60,9 @@ MODULES = bench:benchmarks peers:benchmarks.peers.install chaos:tests.chaos fuzz
 	mutants:tests.mutants laws:tests.law.table paths:tests.paths cluster-test:tests.cluster.run \
 	compose-test:tests.compose check-kubernetes:tests.kubernetes dashboards-check:tests.watching \
 	check-alerts:deploy.prometheus stops:tests.stops openai-table:tests.openai_table \
-	architectures:tests.architectures_table lines:tests.measures.lines prose:tests.measures.prose real-model:models.real.make gpu-wheels:benchmarks.gpu.wheels \
-	tool-forms:tests.tool_forms
+	architectures:tests.architectures_table lines:tests.measures.lines prose:tests.measures.prose \
+	mirror:tests.measures.mirror trees:tests.measures.trees tool-forms:tests.tool_forms real-model:models.real.make \
+	gpu-wheels:benchmarks.gpu.wheels
 PROGRAMS := $(foreach row,$(MODULES),$(firstword $(subst :, ,$(row))))
 $(PROGRAMS): $(STAMP)
 	$(BIN)/python -m $(patsubst $@:%,%,$(filter $@:%,$(MODULES))) $(ARGS)
