@@ -118,14 +118,14 @@ class MessageRelay(grpc.GenericRpcHandler):
 
     async def __aexit__(self, *exc: object) -> None:
         await self._server.stop(0)
-        await self._channel.close()
+        await self._channel.close()  # type: ignore[call-arg]
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """A unary call is a stream of one message: all are passed on as streams."""
 
         async def relay(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
             metadata = [(key, value) for key, value in details.invocation_metadata if key != "user-agent"]
-            call = self._channel.stream_stream(details.method)(metadata=metadata)
+            call = self._channel.stream_stream(details.method)(metadata=metadata)  # type: ignore[call-arg]
             feed = self._feed_items if details.method in BATCHES else self._feed
             feeding = asyncio.create_task(feed(details.method, messages, call))
             try:

@@ -24,6 +24,8 @@ class TranslatedSlot(Slot):
 
     __slots__ = ("_limit", "_retokenization", "draft_ids", "has_ended", "translation", "written")
 
+    translation: Translation
+
     def __init__(self, context_limit: int, *slot: Any, translation: Translation, **more: Any) -> None:
         """Create a slot. `context_limit`: maximum number of tokens in the draft worker's context. `translation`:
         between the two vocabularies. `slot`, `more`: arguments of `Slot`.

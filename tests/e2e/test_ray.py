@@ -102,7 +102,7 @@ def answer(port: int, method: str, token: str | None = None) -> grpc.StatusCode:
     metadata = None if token is None else [("authorization", f"Bearer {token}")]
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
-            channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=10, metadata=metadata)
+            channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=10, metadata=metadata)  # type: ignore[call-arg]
         except grpc.RpcError as error:
             return error.code()
     return grpc.StatusCode.OK

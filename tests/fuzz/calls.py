@@ -29,7 +29,7 @@ def talk(
         outgoing.put(message)
     if until is None:
         outgoing.put(None)
-    call: Any = channel.stream_stream(method)(iter(outgoing.get, None), timeout=DEADLINE_S)
+    call: Any = channel.stream_stream(method)(iter(outgoing.get, None), timeout=DEADLINE_S)  # type: ignore[call-arg]
     arrived: list[bytes] = []
     try:
         for message in call:
@@ -48,7 +48,7 @@ def hold(channel: grpc.Channel, method: str, message: bytes, until: Callable[[by
     """Send a message on a stream, and return that once `until` is not False. It is open as long as it is kept."""
     outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     outgoing.put(message)
-    call: Any = channel.stream_stream(method)(iter(outgoing.get, None))
+    call: Any = channel.stream_stream(method)(iter(outgoing.get, None))  # type: ignore[call-arg]
     while until(next(call)) is False:
         pass
     call.add_callback(lambda: outgoing.put(None))

@@ -202,7 +202,7 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
 
         def probe() -> None:
             """Call behind what was asked for on the stream, which is served by then."""
-            call = target.channel.unary_unary(target.method("Probe"))
+            call = target.channel.unary_unary(target.method("Probe"))  # type: ignore[call-arg]
             try:
                 call(probed.SerializeToString(), timeout=DEADLINE_S)
                 tally.ends["probes"] += 1

@@ -59,7 +59,7 @@ class Worker:
         return f"{self._service}/{name}"
 
     def info(self) -> pb.WorkerInfo:
-        raw = self.channel.unary_unary(self.method("GetInfo"))(b"", timeout=SETTLE_S)
+        raw = self.channel.unary_unary(self.method("GetInfo"))(b"", timeout=SETTLE_S)  # type: ignore[call-arg]
         return pb.WorkerInfo.FromString(raw)
 
     def valid(self) -> bytes:

@@ -18,9 +18,11 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVarTuple
 
 import uvloop
+
+Ts = TypeVarTuple("Ts")
 
 LOG = "HOSTILE_LOG"
 MIN_CALLBACK_S = 0.01
@@ -124,22 +126,22 @@ def loop_class(clock: Clock) -> type[uvloop.Loop]:
     timed = functools.partial(clock.run, "callback", MIN_CALLBACK_S)
 
     class TimedLoop(uvloop.Loop):
-        def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: Any = None) -> Any:
             return super().call_soon(timed, callback, *args, context=context)
 
-        def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        def call_soon_threadsafe(self, callback: Callable[[*Ts], object], *args: *Ts, context: Any = None) -> Any:
             return super().call_soon_threadsafe(timed, callback, *args, context=context)
 
-        def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        def call_later(self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Any = None) -> Any:
             return super().call_later(delay, timed, callback, *args, context=context)
 
-        def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Any = None) -> Any:
             return super().call_at(when, timed, callback, *args, context=context)
 
-        def add_reader(self, fd: Any, callback: Any, *args: Any) -> Any:
+        def add_reader(self, fd: Any, callback: Callable[[*Ts], object], *args: *Ts) -> Any:
             return super().add_reader(fd, timed, callback, *args)
 
-        def add_writer(self, fd: Any, callback: Any, *args: Any) -> Any:
+        def add_writer(self, fd: Any, callback: Callable[[*Ts], object], *args: *Ts) -> Any:
             return super().add_writer(fd, timed, callback, *args)
 
         async def create_server(self, protocol_factory: Any, *args: Any, **settings: Any) -> Any:

@@ -110,8 +110,8 @@ class Tree:
                 return {node.attr}
             case ast.keyword():
                 return {node.arg or "**"}
-            case ast.Constant(value=bytes()):
-                return {node.value.decode(errors="replace")}
+            case ast.Constant(value=bytes(value)):
+                return {value.decode(errors="replace")}
             case ast.Constant():
                 return {str(node.value)}
             case ast.AugAssign():

@@ -73,7 +73,7 @@ class ControlClient:
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
         await self._outbox.close()
-        await self.channel.close()
+        await self.channel.close()  # type: ignore[call-arg]
 
     async def _read(self) -> None:
         async for batch in self.stream:

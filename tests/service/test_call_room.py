@@ -68,10 +68,10 @@ async def test_without_a_key_nothing_is_read(tmp_path: Path) -> None:
 async def test_a_message_that_does_not_come_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.wire.transport.call_limits.MESSAGE_TIMEOUT_S", 0.3)
     async with front_door() as address, grpc.aio.insecure_channel(address) as channel:
-        error = await refusal(channel.stream_unary(CHECK)(_nothing(), timeout=TIMEOUT_S))
+        error = await refusal(channel.stream_unary(CHECK)(_nothing(), timeout=TIMEOUT_S))  # type: ignore[call-arg]
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert error.details() == "the message did not arrive within 0.3 s; send it faster"
-        error = await refusal(channel.stream_unary(CHECK)(iter(()), timeout=TIMEOUT_S))
+        error = await refusal(channel.stream_unary(CHECK)(iter(()), timeout=TIMEOUT_S))  # type: ignore[call-arg]
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -212,7 +212,8 @@ async def test_one_broken_delivery_spoils_no_other_slot(target: ControlClient, r
 async def test_a_stream_of_garbage_ends_alone(target: ControlClient, reference: ReferenceModel) -> None:
     """Bytes that are no message, and a message over the limit, end their own stream and nothing else."""
     await target.opened(1, PROMPT, k=K)
-    call = target.channel.stream_stream("/outrider.v1.TargetService/Deliver")  # no serialisers: raw bytes
+    # no serialisers: raw bytes
+    call = target.channel.stream_stream("/outrider.v1.TargetService/Deliver")  # type: ignore[call-arg]
     for garbage in (b"\xff" * 64, b"\0" * ((64 << 20) + 1)):
         attempt = call(iter([garbage]))
         with pytest.raises(grpc.aio.AioRpcError):

@@ -142,7 +142,7 @@ async def test_a_link_outlives_its_streams_refusals_and_drains(caplog: pytest.Lo
         target.info = pb.WorkerInfo(epoch=7, model_id="silent", is_draining=True, protocol=PROTOCOL)
         changes.clear()
         await until(lambda: (True, True) in changes)
-        assert link.info is not None
+        assert link.info is not None and link.connection is not None
         assert link.info.is_draining and heard[-1].is_draining and not heard[0].is_draining
 
         refusing[0] = True

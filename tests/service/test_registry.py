@@ -145,7 +145,7 @@ async def test_a_report_that_is_no_message_ends_that_stream_alone(registry: Regi
     registry.send_membership(membership(1, "a"))
     async with grpc.aio.insecure_channel(registry.address) as channel, joined(registry.address) as (good, _):
         assert (await good.read()).version == 1
-        call: Any = channel.stream_stream("/outrider.v1.RegistryService/Join")()
+        call: Any = channel.stream_stream("/outrider.v1.RegistryService/Join")()  # type: ignore[call-arg]
         await call.write(b"\xff\xff\xff")
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]

@@ -85,8 +85,9 @@ async def test_the_events_come_in_openais_order_and_add_up() -> None:
         without = {"id", "call_id", "parsed_arguments"}
         return [item.model_dump(exclude=without, exclude_none=True) for item in response.output]
 
+    items: list[Any] = [*final.output]
     dones = [event.item for event in events if event.type == "response.output_item.done"]
-    assert [item.id for item in dones] == [item.id for item in final.output]
+    assert [item.id for item in dones] == [item.id for item in items]
     assert [each["type"] for each in told(final)] == [each["type"] for each in told(whole)]
     assert final.output_text == whole.output_text
 

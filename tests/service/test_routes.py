@@ -14,6 +14,7 @@ from gateway.admission.prompts import INLINE_CHARS
 from gateway.api.schemas.other_parameters import REPLACEMENTS
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import WorkerLost
+from outrider.wire.kinds import DraftLogprobs
 from tests.service.front_door import admission_of, http_of, in_process, served
 from tests.service.scripted_generator import (
     CONTEXT_LIMIT,
@@ -122,7 +123,7 @@ async def test_all_parameters_arrive(generator: ScriptedGenerator) -> None:
     assert set(request.params.bad_words) == words
     assert request.stop == ("\n\n", "END")
     wishes = request.speculation
-    assert (wishes.num_draft_tokens, wishes.draft_logprobs.name, wishes.draft_topk) == (3, "TOPK", 64)
+    assert (wishes.num_draft_tokens, wishes.draft_logprobs, wishes.draft_topk) == (3, DraftLogprobs.TOPK, 64)
 
 
 async def test_a_chat_goes_through_the_template_and_takes_what_the_context_leaves(generator: ScriptedGenerator) -> None:

@@ -408,7 +408,7 @@ async def test_a_stream_that_ends_frees_everything(
         elif how == "half close":
             await other.stream.done_writing()
         else:
-            await other.channel.close()
+            await other.channel.close()  # type: ignore[call-arg]
         await eventually(idle, target)
 
 

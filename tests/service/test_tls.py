@@ -409,7 +409,7 @@ async def test_connections_over_the_limit_are_closed(monkeypatch: pytest.MonkeyP
         assert (await refusal(info(stubs[2]))).code() is grpc.StatusCode.UNAVAILABLE
         assert await info(stubs[0]) == "reached"
         for channel in channels:
-            await channel.close()
+            await channel.close()  # type: ignore[call-arg]
 
 
 async def test_who_connects_and_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

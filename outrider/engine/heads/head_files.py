@@ -290,7 +290,7 @@ class HeadReader(Keys):
         """Raise `ConfigError` unless `tensors` are, by name and shape, exactly those of a `network` with `facts`."""
         try:
             with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
-                head = network(facts)
+                head = network(facts)  # type: ignore[call-arg]  # a subclass takes the facts alone
             head.load_state_dict(self.tensors, assign=True)
         except RuntimeError as error:  # torch names all tensors that are missing, unknown or of another shape
             why = bound_text(" ".join(str(error).split()), MAX_QUOTED)

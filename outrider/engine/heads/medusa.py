@@ -70,7 +70,7 @@ class MedusaHeads(HeadNetwork):
         for _ in range(num_lm_heads):
             self.lm_heads.append(nn.Linear(facts.width, facts.draft_vocab_size, bias=False))
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]  # it has no cache
         """Return the logits [..., num_heads, V] float32 for hidden states [..., dt] of any device and dtype."""
         hidden = to_device(hidden, self.device).to(self.dtype)
         inner = torch.stack([block(hidden) for block in self.blocks], dim=-2)  # [..., num_heads, dt]

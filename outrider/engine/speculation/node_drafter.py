@@ -65,6 +65,7 @@ class NodeDrafter(Protocol[SlotT]):
         """Of the last num_fed nodes that were fed for a slot, keep only those at the indices `keep` in the cache.
         Indices are counted from the first of these nodes and ascend.
         """
+        return
 
     def is_cached(self, asked: SlotT) -> bool:
         """Return whether the cache still holds all fed nodes of a slot."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
@@ -49,7 +49,7 @@ class Slot(BareSlot):
 
     __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "first", "num_adopted", "scoring", "table")
 
-    translation: ClassVar[Translation | None] = None
+    translation: Translation | None = None
     """Map between the token ids of messages and the model's; None if they are the same."""
 
     def __init__(

@@ -33,7 +33,7 @@ def test_a_loaded_head_is_ready_to_run(name: str, dtype: str, tolerance: float, 
     """A target that drafts for itself is its MTP head."""
     head, folder, target = CASES[name](tmp_path)
     state = load_draft(settings(folder, target_model=target, dtype=dtype), 1, lambda error: None)
-    assert isinstance(state, HeadState)
+    assert isinstance(state, HeadState) and state.runner is not None
     loaded, runner = state.head, state.runner
     numbers = 24 + 8 if "DeepSeek" in name else 2 * 2 * 16
     assert loaded.path.name == "paged" and runner.supports_trees

@@ -107,7 +107,7 @@ def test_a_message_has_the_reference_nodes_of_its_nodes_and_their_distributions(
         "what it took, and never a field that would be left out"
     )
     assert (first.kinds, second.kinds) == ([NodeKind.SAMPLED] * 2, [NodeKind.REFERENCE] * 2 + [NodeKind.SAMPLED])
-    assert [each.rows.num_rows for each in course.sent if each.rows is not None] == [2, 1]
+    assert [each.rows.num_rows for each in course.sent if isinstance(each.rows, DenseDistributions)] == [2, 1]
     assert (second.ids[:2], second.parents, second.root_len) == (first.ids, [-1, 0, 1], len(PROMPT))
 
 

@@ -3,6 +3,7 @@
 import pytest
 from llguidance import LLMatcher
 
+from gateway.admission.prompts import Chat
 from gateway.api.schemas.openai import ChatBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.grammars import create_schema_grammar
@@ -25,9 +26,10 @@ def test_the_message_that_is_continued_says_whether_reasoning_goes_on(text: str,
     """begun: None = there is none any more."""
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
     body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
-    offer = parse_body(ChatBody, body).unchecked_request("id").prompts[0].tools
+    (chat,) = parse_body(ChatBody, body).unchecked_request("id").prompts
+    assert isinstance(chat, Chat)
     answer = create_schema_grammar({"type": "integer"}, "x", strict=False)
-    reading, grammar = planned(offer, "</think>", prompt=f"assistant\n{text}", answer=answer)
+    reading, grammar = planned(chat.tools, "</think>", prompt=f"assistant\n{text}", answer=answer)
     assert (None if reading is None else reading.in_reasoning) is begun
     assert takes(grammar, "12") is (not begun) and takes(grammar, "hm</think>\n\n12") is (begun is True)
     assert takes(grammar, "<think>hm</think>12") is (begun is not None)

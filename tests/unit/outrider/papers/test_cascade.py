@@ -1,7 +1,7 @@
 """A draft that is a model and drafted for by a table: it proposes the same, to the last bit, in fewer forwards."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,7 @@ class Cost(RowCost):
         self.reach = 32
         self._base = base
 
-    def seconds(self, num_rows: int | NDArray[np.int64]) -> NDArray[np.float64]:
+    def seconds(self, num_rows: int | Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
         return self._base ** np.asarray(num_rows)
 
     def note(self, num_rows: int, seconds: float) -> None: ...

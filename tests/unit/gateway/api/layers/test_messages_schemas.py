@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.prompts import Chat
 from gateway.api.layers.messages_schemas import CountBody, MessagesBody
 from gateway.api.schemas.parsing import parse_body
 from gateway.api.schemas.vllm import TokenizeBody
@@ -44,7 +45,7 @@ def test_fields_of_messages_without_effect_are_ignored_and_older_names_are_read(
     parse_body(CountBody, {"messages": [USER], "max_tokens": 5, "stop_sequences": ["x"], "metadata": {"user_id": "u"}})
     tokenized = {"messages": [USER, called('{"x'), result()], "documents": [{"text": "x"}]}
     (chat,) = parse_body(TokenizeBody, tokenized).unchecked_request("id").prompts
-    assert chat.documents == ({"text": "x"},)
+    assert isinstance(chat, Chat) and chat.documents == ({"text": "x"},)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_fields_of_messages_without_effect_are_ignored_and_older_names_are_read(
 def test_thinking_that_is_enabled_has_a_budget(thinking: dict[str, Any], budget: ReasoningBudget | None) -> None:
     body = {"messages": [USER], "max_tokens": 1, "thinking": thinking}
     (chat,) = parse_body(MessagesBody, body).unchecked_request("id").prompts
-    assert chat.reasoning_budget == budget
+    assert isinstance(chat, Chat) and chat.reasoning_budget == budget
 
 
 def test_a_budget_out_of_range_is_refused() -> None:

@@ -55,6 +55,7 @@ def test_rows_over_several_scattered_blocks_read_their_own_tokens_alone() -> Non
     path = PagedPath(model, config.vocab_size, VarlenAttention(varlen_attn))
     runner = ModelRunner(path, facts(config.vocab_size, CONTEXT), KVPool(9, BLOCK_SIZE), torch.device("cpu"))
     runner.allocate()
+    assert path._cache is not None
     with torch.inference_mode():
         for layer in path._cache.layers:  # what nobody has written must not matter
             layer.keys.fill_(torch.nan)

@@ -43,11 +43,11 @@ def graphed(runner: ModelRunner) -> GraphedPath:
 def test_everything_is_captured_and_agrees_with_eager_steps(loaded: tuple[ModelRunner, UncachedModel]) -> None:
     runner, truth = loaded
     path = graphed(runner)
-    before = path._graphs.shapes
+    before = path.captured
     assert len(before) == 15
     for _ in range(3):
         assert largest_error(runner, truth) <= TOLERANCE["bfloat16"]
-    assert path._graphs.shapes == before  # none differed
+    assert path.captured == before  # none differed
 
 
 @gpu

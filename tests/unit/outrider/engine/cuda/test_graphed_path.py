@@ -8,17 +8,16 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from outrider.engine.cuda.step_graphs import Graph
 from outrider.engine.loading.self_test import largest_error
 from outrider.engine.step_plan import Row
-from tests.unit.outrider.engine.cuda.cuda_tape import TapeMaker
+from tests.unit.outrider.engine.cuda.cuda_tape import Tape, TapeMaker
 from tests.unit.outrider.engine.cuda.graphed import MAX_ROWS, make
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "phi3", "olmo2"])
 def test_other_classes_can_be_captured_too(name: str) -> None:
     """Their modules wait for the device nowhere."""
-    assert len(make(name, TapeMaker())[1]._graphs.shapes) == 6
+    assert len(make(name, TapeMaker())[1].captured) == 6
 
 
 def test_a_class_that_waits_for_the_device_runs_eagerly(
@@ -33,7 +32,7 @@ def test_a_class_that_waits_for_the_device_runs_eagerly(
     monkeypatch.setattr(LlamaMLP, "forward", waiting)
     with caplog.at_level(logging.WARNING):
         runner, path, truth = make("llama", TapeMaker())
-    assert "not permitted" in caplog.text and not path._graphs.shapes
+    assert "not permitted" in caplog.text and not path.captured
     assert largest_error(runner, truth) < 1e-4
 
 
@@ -54,7 +53,7 @@ def test_what_no_shape_holds_runs_eagerly() -> None:
 class Broken(TapeMaker):
     """What it captures computes something else on replay."""
 
-    def capture(self, compute: Callable[[], None]) -> Graph:
+    def capture(self, compute: Callable[[], None]) -> Tape:
         tape = super().capture(compute)
         tape.operations = [entry for entry in tape.operations if "rsqrt" not in entry[0].name()]
         return tape
@@ -63,5 +62,5 @@ class Broken(TapeMaker):
 def test_a_graph_that_differs_serves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         runner, path, truth = make("llama", Broken())
-    assert not path._graphs.shapes and "dropped" in caplog.text
+    assert not path.captured and "dropped" in caplog.text
     assert largest_error(runner, truth) < 1e-4

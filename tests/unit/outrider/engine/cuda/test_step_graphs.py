@@ -21,7 +21,7 @@ from tests.unit.outrider.engine.cuda.graphed import make
 def test_steps_by_graph_equal_a_forward_without_cache(name: str) -> None:
     maker = TapeMaker()
     runner, path, truth = make(name, maker)
-    assert maker.num_captures == len(path._graphs.shapes) == 6
+    assert maker.num_captures == len(path.captured) == 6
     assert largest_error(runner, truth) < 1e-4
     assert maker.num_replays >= 2
 
@@ -79,7 +79,7 @@ def test_only_a_tap_that_is_new_has_a_step_captured_again() -> None:
                 continue
             hidden = [truth.hidden_states(ids[:n])[-w:] for ids, n, w in zip(sequences, cached, widths, strict=True)]
             torch.testing.assert_close(runner.features, torch.cat(hidden)[:, list(taps)], atol=1e-4, rtol=1e-4)
-    assert len(path._graphs.shapes) == 6
+    assert len(path.captured) == 6
     runner.set_taps([0, 1])
     assert features_refusal(runner, truth) is None
     prompt = sequences[0][:40]

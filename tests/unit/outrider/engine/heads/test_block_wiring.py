@@ -67,7 +67,9 @@ def test_logits_of_a_text_are_those_of_blocks(sound: Sound) -> None:
     """Against the forward written straight down, over the rows as they travel."""
     hidden = torch.stack([sound.seen.taps[tap] for tap in range(LAYERS + 1)]).double()
     rows, ids = sound.truth.rows(hidden).to(torch.bfloat16).double(), list(sound.seen.token_ids)
-    logits, num = said(sound.loaded, sound.seen), sound.loaded.network.block.num_drafts
+    shape = sound.loaded.network.block
+    assert shape is not None
+    logits, num = said(sound.loaded, sound.seen), shape.num_drafts
     for anchor in (1, 1 + num, 1 + 3 * num):
         block = sound.truth.says(rows[:anchor], ids[anchor], ids[anchor + 1 : anchor + num])
         ours = logits[anchor - 1 : anchor - 1 + num]
@@ -78,7 +80,7 @@ def test_a_sound_head_passes_and_leaves_nothing(sound: Sound) -> None:
     outcome = score_head(sound.loaded, sound.seen)
     assert outcome.fault is None and outcome.configured.agreement == 1.0
     assert len(outcome.configured.scores) == NUM_TOKENS - 2
-    assert sound.loaded.runner.pool.num_in_use == 0
+    assert sound.loaded.runner is not None and sound.loaded.runner.pool.num_in_use == 0
 
 
 def with_taps(loaded: LoadedHead, *taps: int) -> LoadedHead:
@@ -104,7 +106,8 @@ def test_a_place_that_is_off_by_one_is_caught(sound: Sound) -> None:
     is_dspark = sound.truth.markov is not None
     size = BLOCK + 1 if is_dspark else BLOCK - 1
     other = sound.other(sample_from_anchor=not is_dspark, block_size=size)
-    assert other.network.block.num_drafts == sound.loaded.network.block.num_drafts
+    shape, sound_shape = other.network.block, sound.loaded.network.block
+    assert shape is not None and sound_shape is not None and shape.num_drafts == sound_shape.num_drafts
     found = score_head(other, sound.seen)
     assert found.best_other is not None and found.best_other.label.startswith("reading one place")
     assert found.best_other.agreement == 1.0 and found.configured.agreement < 0.9

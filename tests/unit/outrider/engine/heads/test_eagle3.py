@@ -346,15 +346,17 @@ def test_a_loaded_head_is_ready_to_run(
     folder = made(case, target_folder).write(tmp_path, case.config, midlayer=False)
     loaded = load_head(settings(folder, dtype=dtype, attention_path=path), target_folder, EAGLE3)
     assert loaded.path.name == path
-    facts, pool = loaded.facts, loaded.runner.pool
+    facts, runner = loaded.facts, loaded.runner
+    assert runner is not None
+    pool = runner.pool
     assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5, 0))
-    assert pool.num_blocks == 16 and loaded.runner.supports_trees
-    assert loaded.runner.kv_bytes_per_token == 2 * 2 * 32 * (4 if dtype == "float32" else 2)
+    assert pool.num_blocks == 16 and runner.supports_trees
+    assert runner.kv_bytes_per_token == 2 * 2 * 32 * (4 if dtype == "float32" else 2)
     head = made(case, target_folder)
     rows = head.rows(hidden_states(len(PROMPT)))
     row = Row(pool.new_table(), PROMPT, 0, 3, PROMPT, features=rows.to(torch.bfloat16))
     truth = head.forward(rows.to(torch.bfloat16).double(), PROMPT)[0][-3:]
-    logits = loaded.runner.forward([row])[:, head.ids]
+    logits = runner.forward([row])[:, head.ids]
     assert difference(logits, truth) < tolerance
     assert loaded.path.hidden.shape == (3, WIDTH)
     row.table.free()

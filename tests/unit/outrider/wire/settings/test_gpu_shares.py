@@ -15,6 +15,7 @@ from outrider.cli.up import machine_shares
 from outrider.engine import memory
 from outrider.wire.errors import ConfigError
 from outrider.wire.models.model_id import INDEX_FILE
+from outrider.wire.settings.config import WorkerConfig
 from outrider.wire.settings.gpu_shares import gpu_shares, num_weight_bytes
 from outrider.wire.settings.system import SystemConfig, flags
 from tests.forked import REPO
@@ -92,7 +93,11 @@ def by_chart(models: dict[str, str], monkeypatch: pytest.MonkeyPatch, *, kuberay
         found = {pool.name: pool.worker.gpu_memory_utilization for pool in launcher_settings(file).pools}
     else:
         workers = {labels.get("outrider/pool"): spec["containers"][0] for labels, spec in pods(manifests)}
-        found = {name: settings(workers[name]).gpu_memory_utilization for name in ("target", "draft")}
+        found = {}
+        for name in ("target", "draft"):
+            config = settings(workers[name])
+            assert isinstance(config, WorkerConfig)
+            found[name] = config.gpu_memory_utilization
     return {name: value or 1.0 for name, value in found.items()}
 
 

@@ -127,7 +127,7 @@ async def test_the_end_of_the_stream_fails_who_waits(how: str) -> None:
     pending: PendingReplies[Reply] = PendingReplies()
     _, future = pending.new()
     none = grpc.aio.Metadata()
-    broken = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "socket closed")
+    broken = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "socket closed")  # type: ignore[call-arg]
     await pending.read(batches(*([broken] if how == "breaks" else [])))
     with pytest.raises(WorkerLost, match="UNAVAILABLE: socket closed" if how == "breaks" else "the stream ended"):
         await future
