@@ -46,12 +46,16 @@ class ModuleTaps:
     def set(self, taps: Sequence[int]) -> None:
         """Set which hidden states later forwards record. `taps`: k = the input of decoder layer k, the number of layers
         = the last layer's output, `NORMED` = that output after the final norm; empty = none.
+
+        Raises LookupError if the class has no list of its layers; later forwards then record nothing.
         """
         for hook in self._hooks:
             hook.remove()
-        self._taps = tuple(taps)
-        self._hooks = [self._add_hook(tap) for tap in dict.fromkeys(taps)]
+        self._taps = ()
+        self._hooks = []
         self._states.clear()
+        self._hooks = [self._add_hook(tap) for tap in dict.fromkeys(taps)]
+        self._taps = tuple(taps)
 
     def pop(self) -> Tensor | None:
         """Return the tapped hidden states of the last forward, [B, q, taps, d] for q new tokens per sequence, and drop

@@ -230,6 +230,7 @@ def test_a_class_without_a_list_of_its_layers_has_a_reason(monkeypatch: pytest.M
     monkeypatch.setattr(module_taps, "decoder_layers", none)
     runner = choose_path(model, facts, "paged", False, True)
     assert runner.features_refusal == "cannot be tapped: LookupError: LlamaForCausalLM has no list of its 3 layers"
+    runner.allocate()  # its forward records nothing
 
 
 def test_a_target_is_tested_and_a_draft_is_not(tmp_path: Path) -> None:
