@@ -1,7 +1,7 @@
 """Check the devices of this machine and the files of a target and its drafts, before any worker is started.
 
-`doctor` runs it as `python -m outrider.engine.checkup` with a `Task` in JSON on stdin; it prints a JSON object for each
-finding. `model_check` checks the files.
+`doctor` runs it as `python -m outrider.engine.checkup` with a `CheckTask` in JSON on stdin; it prints a JSON object for
+each finding. `model_check` checks the files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.engine.attention.varlen_attention import torch_refusal
 from outrider.engine.files.tokenizer_files import tokenizers_read_once
 from outrider.engine.loading.loader import resolve_device
 from outrider.engine.memory import readable_bytes
-from outrider.engine.model_check import Find, Footprint, Task, check_draft, read_model
+from outrider.engine.model_check import CheckTask, Find, Footprint, check_draft, read_model
 from outrider.engine.native.build import BuildError, check_writable, library_path
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
@@ -33,7 +33,9 @@ GPU_DEVICE = Path("/dev/nvidiactl")
 """Device file that exists if an NVIDIA driver is loaded."""
 
 
-def findings(task: Task, tell_files: Callable[[pb.TokenizerFiles], None] | None = None) -> Iterator[tuple[str, Find]]:
+def findings(
+    task: CheckTask, tell_files: Callable[[pb.TokenizerFiles], None] | None = None
+) -> Iterator[tuple[str, Find]]:
     """Run all checks of `outrider doctor`: of the machine, the target's files, each draft's files, and the memory.
     Yield the name of each check and its result: its state, what was found, and the remedy.
 
@@ -190,9 +192,9 @@ def _write_templates(files: pb.TokenizerFiles) -> None:
 
 
 def main() -> int:
-    """Run the checks of the task (`Task`) that is on stdin and print each result to stdout. Return the exit code, 0."""
+    """Run the checks of the `CheckTask` that is on stdin and print each result to stdout. Return the exit code, 0."""
     with tokenizers_read_once():
-        for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline()), _write_templates):
+        for check, (state, found, remedy) in findings(CheckTask.read(sys.stdin.readline()), _write_templates):
             write_event({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
     return 0
 

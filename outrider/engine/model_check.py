@@ -39,7 +39,7 @@ Find = tuple[Literal["ok", "warning", "problem"], str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class CheckTask:
     """What to check: a target, its drafts, and the device on which they are to run."""
 
     target: str | None
@@ -68,7 +68,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class CheckedModel:
     """Facts for `outrider doctor` that the files of a decoder-only or encoder-decoder model state."""
 
     info: pb.WorkerInfo
@@ -95,7 +95,7 @@ class ModelFacts:
         )
 
 
-def read_model(model: str, task: Task) -> ModelFacts:
+def read_model(model: str, task: CheckTask) -> CheckedModel:
     """Check the files of a model without reading its weights. Return the facts that they state.
 
     Raises ConfigError if a worker could not load the model.
@@ -133,14 +133,14 @@ def read_model(model: str, task: Task) -> ModelFacts:
         if note is not None:
             notes.append(note)
     footprint = Footprint(weights_bytes, token_width(config) * itemsize * limit)
-    return ModelFacts(info, files, footprint, type(network).__name__, tuple(notes))
+    return CheckedModel(info, files, footprint, type(network).__name__, tuple(notes))
 
 
 def _num_parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())  # tied ones count once
 
 
-def check_draft(draft: str, target: ModelFacts, task: Task) -> tuple[Footprint, tuple[str, ...], Find]:
+def check_draft(draft: str, target: CheckedModel, task: CheckTask) -> tuple[Footprint, tuple[str, ...], Find]:
     """Return the footprint of a draft, the notes on its files (sentences about contents that a user may not expect),
     and the result of the check whether the draft fits the target.
 
@@ -167,7 +167,7 @@ def check_draft(draft: str, target: ModelFacts, task: Task) -> tuple[Footprint, 
     return model.footprint, model.notes, _check_tokens(model, target)
 
 
-def _head_footprint(kind: HeadKind, head: HeadFiles, context_limit: int, task: Task) -> Footprint:
+def _head_footprint(kind: HeadKind, head: HeadFiles, context_limit: int, task: CheckTask) -> Footprint:
     assert kind.network is not None, "a head has a network"
     network = kind.network.of(head.facts, head.tensors)
     itemsize = dtype_of(head.tensors, resolve_device(task.device), task.dtype).itemsize
@@ -179,7 +179,7 @@ def _head_footprint(kind: HeadKind, head: HeadFiles, context_limit: int, task: T
     return Footprint(weights_bytes, kv_bytes)
 
 
-def _check_tokens(draft: ModelFacts, target: ModelFacts) -> Find:
+def _check_tokens(draft: CheckedModel, target: CheckedModel) -> Find:
     # Raises ConfigError where the two tokenizers have no token in common.
     sizes = (target.info.vocab_size, draft.info.vocab_size)
     shared = None
@@ -200,7 +200,7 @@ def _check_tokens(draft: ModelFacts, target: ModelFacts) -> Find:
     return "ok", found, ""
 
 
-def _itemsize(source: WeightSource, task: Task) -> int:
+def _itemsize(source: WeightSource, task: CheckTask) -> int:
     dtype = source.dtype(resolve_device(task.device), task.dtype)
     if not isinstance(dtype, torch.dtype):  # "auto": the dtype that they are stored in
         dtype = getattr(source.config, "dtype", None) or torch.float32

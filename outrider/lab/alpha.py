@@ -147,8 +147,8 @@ def measure(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
     """Run the measurement in a child process, so that the calling process need not import torch. Return one row of
     estimates for each pair of a sampling setting and a drafter (see `Tally.row`).
 
-    task: the fields of `outrider.lab.models.alpha_task.Task`. notes: console on which the progress is shown. Raises
-    OutriderError if the measurement fails.
+    task: the fields of `outrider.lab.models.alpha_task.AlphaTask`. notes: console on which the progress is shown.
+    Raises OutriderError if the measurement fails.
     """
     found = run_module("outrider.lab.models.alpha", task, "measurement", grace_s=1.0)
     with reporting(notes, "starting") as show_message, closing(found) as events:

@@ -24,7 +24,7 @@ Kind = Literal["eagle3", "medusa", "pass", "draft"]
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainingTask:
     """Settings of a training, as `train_head` reads them from stdin."""
 
     kind: Kind
@@ -66,7 +66,7 @@ class Task:
     """Whether the prompts are used unchanged, even if the target has a chat template."""
 
 
-def check_folders(task: Task) -> dict[str, int]:
+def check_folders(task: TrainingTask) -> dict[str, int]:
     """Check the folders of a training. Return the number of parameters of the target and, if `task.start` is given, of
     that draft model. The keys are the models' folders.
 
@@ -96,7 +96,7 @@ def _may_replace(out: Path) -> bool:
 
 
 def estimate_sizes(
-    task: Task, target: TargetFiles, num_parameters: dict[str, int], num_answers: int, prompts: Sequence[Ids]
+    task: TrainingTask, target: TargetFiles, num_parameters: dict[str, int], num_answers: int, prompts: Sequence[Ids]
 ) -> TrainingSizes:
     """Return the sizes from which the cost of a training is estimated.
 

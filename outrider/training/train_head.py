@@ -2,8 +2,8 @@
 
     python -m outrider.training.train_head
 
-It reads one line of JSON on stdin, a `Task`, and writes lines on stdout: {"event": "progress", "stage", "text", "done",
-"total"}, and at the end {"event": "trained", "report"}, {"event": "stopped"} or {"event": "failed", "message"}.
+It reads one line of JSON on stdin, a `TrainingTask`, and writes lines on stdout: {"event": "progress", "stage", "text",
+"done", "total"}, and at the end {"event": "trained", "report"}, {"event": "stopped"} or {"event": "failed", "message"}.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.training.medusa_student import Medusa
 from outrider.training.pass_embeddings import LookaheadEmbeddings
 from outrider.training.run import Progress, TrainingPlan, TrainingRun, peak_bytes
 from outrider.training.student import Draft, Student
-from outrider.training.task import REPORT, Task, check_folders, estimate_sizes
+from outrider.training.task import REPORT, TrainingTask, check_folders, estimate_sizes
 from outrider.training.teacher import Teacher
 from outrider.training.written import Answer, GenerationTask, Ids, digest_of_model, generate
 from outrider.wire.errors import ConfigError, OutriderError
@@ -47,7 +47,7 @@ Report = Callable[[str, str, int, int], None]
 its `total` units are finished. It may raise StopRequested."""
 
 
-def train(task: Task, stop: StopFlag, report: Report) -> dict[str, Any]:
+def train(task: TrainingTask, stop: StopFlag, report: Report) -> dict[str, Any]:
     """Train with the settings in `task`, save the result in the folder `task.out`, and return the report that is saved
     there in the file REPORT.
 
@@ -119,7 +119,7 @@ def _at_each(temperatures: Sequence[float], prompts: Sequence[Ids]) -> list[tupl
     return pairs
 
 
-def _facts(task: Task, assignment: GenerationTask, student: Student) -> dict[str, Any]:
+def _facts(task: TrainingTask, assignment: GenerationTask, student: Student) -> dict[str, Any]:
     # what decides the weights, besides the plan
     facts: dict[str, Any] = {
         "kind": task.kind,
@@ -153,7 +153,7 @@ def measure(
 
 
 def _measure_before(
-    task: Task, student: Student, teacher: Teacher, answers: Sequence[Answer], folder: Path, report: Report
+    task: TrainingTask, student: Student, teacher: Teacher, answers: Sequence[Answer], folder: Path, report: Report
 ) -> list[dict[str, Any]]:
     # once for a training, also where it is continued: the untrained student, and the draft that a head starts from
     path = folder / "before.json"
@@ -169,7 +169,7 @@ def _measure_before(
     return rows
 
 
-def _create_student(task: Task, teacher: Teacher, target: TargetFiles, answers: Sequence[Answer]) -> Student:
+def _create_student(task: TrainingTask, teacher: Teacher, target: TargetFiles, answers: Sequence[Answer]) -> Student:
     if task.kind == "draft":
         assert task.start is not None
         return Draft(task.start, teacher.vocab_size, teacher.device)
@@ -185,7 +185,7 @@ def _create_student(task: Task, teacher: Teacher, target: TargetFiles, answers: 
     return Eagle3(ProjectedHead.new(target, task.start, taps, kept, task.seed), task.depth, teacher.device)
 
 
-def _load_student(task: Task, target: TargetFiles, teacher: Teacher) -> Student:
+def _load_student(task: TrainingTask, target: TargetFiles, teacher: Teacher) -> Student:
     if task.kind == "draft":
         return Draft(task.out, target.vocab_size, teacher.device)
     if task.kind == "pass":
@@ -250,7 +250,7 @@ def main() -> int:
             stop.check()
 
     try:
-        report = train(Task(**json.loads(sys.stdin.readline())), stop, show)
+        report = train(TrainingTask(**json.loads(sys.stdin.readline())), stop, show)
     except StopRequested:
         write_event({"event": "stopped"})
         return 0

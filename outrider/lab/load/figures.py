@@ -26,7 +26,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RequestBatch:
     """A batch of requests that ran concurrently, either all with speculation or all without."""
 
     outcomes: tuple[RequestOutcome, ...]
@@ -47,7 +47,7 @@ class Batch:
         return max(outcome.ended_s for outcome in self.outcomes) - min(outcome.sent_s for outcome in self.outcomes)
 
 
-def tokens_per_s(batches: Sequence[Batch]) -> float:
+def tokens_per_s(batches: Sequence[RequestBatch]) -> float:
     """Return the output tokens per second over all batches: the tokens of complete outputs, divided by the sum of the
     batches' times. It is 0 if no time passed.
     """
@@ -76,7 +76,7 @@ class Gain:
     batches."""
 
     @classmethod
-    def of(cls, speculative: Sequence[Batch], plain: Sequence[Batch]) -> Gain | None:
+    def of(cls, speculative: Sequence[RequestBatch], plain: Sequence[RequestBatch]) -> Gain | None:
         """Return the gain of the batches with speculation over the plain batches. Batch i of both lists must have the
         same requests.
 
@@ -132,7 +132,7 @@ class LoadFigures:
     without, was complete."""
 
     @classmethod
-    def of(cls, concurrency: int, speculative: Sequence[Batch], plain: Sequence[Batch]) -> LoadFigures:
+    def of(cls, concurrency: int, speculative: Sequence[RequestBatch], plain: Sequence[RequestBatch]) -> LoadFigures:
         """Return the figures of one concurrency. speculative, plain: the batches with speculation and without; batch i
         of both has the same requests.
         """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import httpx
 
-from outrider.lab.load.figures import MIN_BATCHES, Batch, LoadFigures, tokens_per_s
+from outrider.lab.load.figures import MIN_BATCHES, LoadFigures, RequestBatch, tokens_per_s
 from outrider.lab.load.load import Load, RequestOutcome, keep_running
 
 _REQUESTS_PER_PLACE = 2
@@ -48,15 +48,15 @@ async def climb(client: httpx.AsyncClient, load: Load, plan: LadderPlan, report:
         for unmeasured in (load, plain_load):
             await keep_running(client, unmeasured, concurrency, iter(range(concurrency)))
         stage.start()
-        speculative = list[Batch]()
-        plain = list[Batch]()
+        speculative = list[RequestBatch]()
+        plain = list[RequestBatch]()
         sides = [(load, speculative), (plain_load, plain)]
         for numbers in _request_numbers(concurrency):
             if stage.is_over and not _needs_more(speculative, plain):
                 break
             for side_load, batches in sides:
                 outcomes = await keep_running(client, side_load, concurrency, iter(numbers), stage.count)
-                batches.append(Batch(tuple(outcomes)))
+                batches.append(RequestBatch(tuple(outcomes)))
             sides.reverse()
         stage.end()
         yield LoadFigures.of(concurrency, speculative, plain)
@@ -69,7 +69,7 @@ def _request_numbers(concurrency: int) -> Iterator[range]:
         yield range(first, first + num_requests)
 
 
-def _needs_more(speculative: Sequence[Batch], plain: Sequence[Batch]) -> bool:
+def _needs_more(speculative: Sequence[RequestBatch], plain: Sequence[RequestBatch]) -> bool:
     """Return whether there are too few turns for an interval, and further turns can help. They cannot if all requests
     of a side fail.
     """

@@ -2,8 +2,8 @@
 
     python -m outrider.lab.models.alpha
 
-It reads one line of JSON on stdin, a `Task`, and writes lines on stdout: {"event": "progress", "text"}, and at the end
-{"event": "measured", "rows": [...]} with one `Tally.row` for each drafter and setting, or {"event": "failed",
+It reads one line of JSON on stdin, an `AlphaTask`, and writes lines on stdout: {"event": "progress", "text"}, and at
+the end {"event": "measured", "rows": [...]} with one `Tally.row` for each drafter and setting, or {"event": "failed",
 "message"}.
 
 The target generates an output to each prompt under each setting. At each token of the output, the distribution of every
@@ -29,7 +29,7 @@ from outrider.engine.heads.kinds import HeadKind, kind_of
 from outrider.engine.sampling.count_distribution import distribution_of_counts
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.token_distribution import TokenDistribution
-from outrider.lab.models.alpha_task import MODEL, DrafterSpec, Task
+from outrider.lab.models.alpha_task import MODEL, AlphaTask, DrafterSpec
 from outrider.lab.models.law_model import AT_ONCE, DistributionModel
 from outrider.lab.models.tally import DistributionAt, Tally, TargetToken, draft_temperatures
 from outrider.wire.errors import ConfigError
@@ -59,7 +59,7 @@ class _Models:
     """Drafters without a model, by drafter name."""
 
 
-def measure(task: Task) -> Iterator[Event]:
+def measure(task: AlphaTask) -> Iterator[Event]:
     """Measure the acceptance of the drafters of `task`. Yield events on the progress, and at the end the event
     "measured" with all rows of the report.
 
@@ -91,7 +91,7 @@ def measure(task: Task) -> Iterator[Event]:
 
 
 def _measure_setting(
-    task: Task, models: _Models, prompts: Sequence[list[int]], setting: dict[str, float]
+    task: AlphaTask, models: _Models, prompts: Sequence[list[int]], setting: dict[str, float]
 ) -> Generator[Event, None, list[dict[str, Any]]]:
     """Measure under one sampling setting: yield events on the progress, and return the rows."""
     temperatures = draft_temperatures(setting.get("temperature", 1.0))
@@ -189,7 +189,7 @@ def check_same_tokens(target: str, draft: str) -> None:
         raise ConfigError(f"the tokenizers of {target} and {draft} differ; a draft must have its target's")
 
 
-def load_draft(target: DistributionModel, source: str, task: Task, longest: int) -> DistributionModel:
+def load_draft(target: DistributionModel, source: str, task: AlphaTask, longest: int) -> DistributionModel:
     """Load a draft model. If its tokenizer differs from the target's, also make the map between the token ids of both,
     by which the draft's distributions are converted to the target's vocabulary.
 
@@ -229,7 +229,7 @@ def _check_model(source: str) -> HeadKind:
     return kind
 
 
-def _check_len(model: DistributionModel, longest: int, task: Task) -> None:
+def _check_len(model: DistributionModel, longest: int, task: AlphaTask) -> None:
     facts = model.runner.facts
     if longest > facts.context_limit:
         raise ConfigError(
@@ -255,8 +255,8 @@ def _describe(setting: dict[str, float]) -> str:
 
 
 def main() -> int:
-    """Read a `Task` as JSON from stdin, measure, and write events to stdout. Return the exit code of the process."""
-    return write_events(lambda: measure(Task.read(sys.stdin.readline())))
+    """Read an `AlphaTask` as JSON from stdin, measure, and write events to stdout. Return the exit code, 0 or 1."""
+    return write_events(lambda: measure(AlphaTask.read(sys.stdin.readline())))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class DrafterSpec:
 
 
 @dataclass(frozen=True)
-class Task:
+class AlphaTask:
     """Settings of one measurement of acceptance."""
 
     target: str
@@ -47,7 +47,7 @@ class Task:
     """Values of lenience, beside 1, under which each row of the report also has the acceptance probability."""
 
     @classmethod
-    def read(cls, line: str) -> Task:
+    def read(cls, line: str) -> AlphaTask:
         """Parse a task from a line of JSON."""
         values = json.loads(line)
         values["drafters"] = [DrafterSpec(**drafter) for drafter in values["drafters"]]

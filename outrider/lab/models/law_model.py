@@ -16,7 +16,7 @@ from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.token_distribution import TokenDistribution
 from outrider.engine.step_plan import EncoderSource, Row
-from outrider.lab.models.alpha_task import Task
+from outrider.lab.models.alpha_task import AlphaTask
 from outrider.lab.models.tally import DistributionAt, best_id
 from outrider.wire.requests.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
@@ -67,7 +67,7 @@ class _Sequence:
 class DistributionModel:
     """A draft or target model that returns its next-token distribution after each token of a given sequence."""
 
-    def __init__(self, model: str, task: Task, num_tokens: int) -> None:
+    def __init__(self, model: str, task: AlphaTask, num_tokens: int) -> None:
         """Load the model on the device and in the dtype of `task`.
 
         num_tokens: maximum number of tokens in the KV cache, of all sequences together (at most AT_ONCE). Raises

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from models.recipe.pair import CONTEXT_LIMIT
 from outrider.lab.models.alpha import measure
-from outrider.lab.models.alpha_task import MODEL, DrafterSpec, Task
+from outrider.lab.models.alpha_task import MODEL, AlphaTask, DrafterSpec
 from tests.rendering import inline_template
 
 ROOT = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ def test_prompts_are_distinct_and_fit_the_context() -> None:
 
 def test_greedy_acceptance_is_near_the_card() -> None:
     drafter, prompts = DrafterSpec(MODEL, str(DEMO / "draft")), [str(p["prompt"]) for p in read_prompts(TEST_PROMPTS)]
-    task = Task(str(DEMO / "target"), [drafter], prompts[:24], 40, [{"temperature": 0.0}])
+    task = AlphaTask(str(DEMO / "target"), [drafter], prompts[:24], 40, [{"temperature": 0.0}])
     with torch.inference_mode():
         *_, measured = measure(task)
     acceptance = measured["rows"][0]["greedy"]["mean"]

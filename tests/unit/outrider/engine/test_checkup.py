@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.engine import checkup
-from outrider.engine.model_check import Task
+from outrider.engine.model_check import CheckTask
 from tests.forked import REPO
 from tests.stack import DEMO_DRAFT, DEMO_TARGET
 from tests.unit.outrider.engine.checked import pair
@@ -69,7 +69,7 @@ def test_no_compiler_and_no_place_for_what_it_makes(monkeypatch: pytest.MonkeyPa
 
 def test_a_device_that_is_not_there_is_a_finding_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    found = dict(checkup.findings(Task(DEMO_TARGET, [DEMO_DRAFT], "cuda", "bfloat16")))
+    found = dict(checkup.findings(CheckTask(DEMO_TARGET, [DEMO_DRAFT], "cuda", "bfloat16")))
     assert found["device"][:2] == ("problem", "device is 'cuda', this process sees 0 CUDA devices; use cpu")
     assert found["target"][0] == found[f"draft {DEMO_DRAFT}"][0] == "ok"
     assert "memory" not in found and found["skipped"][1].startswith("memory")

@@ -10,7 +10,7 @@ from outrider.training.eagle3_student import Eagle3, ProjectedHead
 from outrider.training.medusa_student import Medusa
 from outrider.training.pass_embeddings import LookaheadEmbeddings
 from outrider.training.student import Draft, Student
-from outrider.training.task import Task
+from outrider.training.task import TrainingTask
 from outrider.training.teacher import Batch, Teacher
 
 
@@ -33,9 +33,9 @@ def students(folder: Path, target: TargetFiles, teacher: Teacher) -> dict[str, C
     }
 
 
-def task(folder: Path, out: Path) -> Task:
+def task(folder: Path, out: Path) -> TrainingTask:
     folders = {"target": str(folder / "target"), "out": str(out), "work": str(out.parent / "work")}
     texts = {"prompts": [f"the {i}" for i in range(12)], "held_apart": ["a b", "c d"], "temperatures": [0.0, 1.0]}
     plan = {"loss": "lk", "depth": 2, "updates": 4, "batch_size": 4, "max_tokens": 8, "seed": 0}
     unset = dict.fromkeys(("start", "taps", "draft_vocab", "seconds"))
-    return Task(kind="medusa", **folders, **texts, **plan, **unset)
+    return TrainingTask(kind="medusa", **folders, **texts, **plan, **unset)

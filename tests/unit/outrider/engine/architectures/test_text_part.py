@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, MistralFor
 from outrider.engine.architectures.text_part import whole_class
 from outrider.engine.files.tokenizer_files import tokenizer_files
 from outrider.engine.loading.loader import check_class, load_runner
-from outrider.engine.model_check import Task, read_model
+from outrider.engine.model_check import CheckTask, read_model
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
@@ -105,7 +105,7 @@ def test_a_wrapper_has_its_own_logits_and_nothing_of_its_tower_is_read(folder: s
     check_logits(runner, whole)
     text = sum(parameter.numel() for name, parameter in whole.named_parameters() if "vision" not in name)
     assert runner.facts.is_text_part and runner.facts.num_parameters < text < 2 * runner.facts.num_parameters
-    assert "text only" in str(read_model(folder, Task(folder, [], "cpu", "auto")))
+    assert "text only" in str(read_model(folder, CheckTask(folder, [], "cpu", "auto")))
     assert runner.path.name != "paged" or runner.path._model.__class__ is MistralForCausalLM  # type: ignore[attr-defined]
 
 

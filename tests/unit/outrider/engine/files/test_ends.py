@@ -4,7 +4,7 @@ from pathlib import Path
 
 from outrider.engine.files.ends import read_ends
 from outrider.engine.loading.loader import read_config
-from outrider.engine.model_check import Task, read_model
+from outrider.engine.model_check import CheckTask, read_model
 from tests.unit.outrider.engine.files.folders import change, load
 
 
@@ -15,7 +15,7 @@ def test_every_end_that_a_file_states_ends_an_answer(folder: Path) -> None:
     assert ends.ids == (4, 5, 0)
     assert ends.difference is not None and "tokenizer_config.json </s> (0)" in ends.difference
     assert load(folder).facts.eos_token_ids == (4, 5, 0)
-    notes = read_model(str(folder), Task(str(folder), [], "cpu", "auto")).notes
+    notes = read_model(str(folder), CheckTask(str(folder), [], "cpu", "auto")).notes
     assert notes == (ends.difference,), "doctor says so, too"
 
 

@@ -18,7 +18,7 @@ from outrider.engine.files.model_files import gguf_path
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import MODEL, kind_of
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
-from outrider.engine.model_check import Task
+from outrider.engine.model_check import CheckTask
 from outrider.engine.model_runner import UncachedModel
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
@@ -157,6 +157,6 @@ def test_it_is_a_draft_and_its_size_is_that_of_its_numbers(file: str) -> None:
 def test_doctor_reads_a_pair_of_files(file: str, tmp_path: Path) -> None:
     draft = tmp_path / "draft.gguf"
     draft.write_bytes(Path(file).read_bytes())
-    found = dict(findings(Task(file, [str(draft)], "cpu", "auto")))
+    found = dict(findings(CheckTask(file, [str(draft)], "cpu", "auto")))
     assert found["target"][0] == "ok" and "context 256, vocabulary 300" in found["target"][1]
     assert "the target's tokens" in found[f"draft {draft}"][1]

@@ -16,7 +16,7 @@ from outrider.engine.files.model_files import MAX_OTHER_BYTES, check_folder
 from outrider.engine.files.tokenizer_files import read_tokenizer, tokenizer_files, tokenizers_read_once
 from outrider.engine.loading import loaded
 from outrider.engine.loading.loader import read_config
-from outrider.engine.model_check import Task, read_model
+from outrider.engine.model_check import CheckTask, read_model
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
@@ -33,7 +33,7 @@ def test_a_tokenizer_that_lists_all_is_handed_on_as_it_is(folder: Path) -> None:
 
 def test_tokens_beyond_the_rows_are_named_by_doctor(folder: Path) -> None:
     change(folder / "tokenizer_config.json", additional_special_tokens=["<more>"])
-    notes = read_model(str(folder), Task(str(folder), [], "cpu", "auto")).notes
+    notes = read_model(str(folder), CheckTask(str(folder), [], "cpu", "auto")).notes
     assert len(notes) == 1 and "beyond the model's 300 rows: '<more>' (300)" in notes[0]
 
 

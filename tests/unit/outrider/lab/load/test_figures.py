@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.lab.load.figures import Batch, Gain
+from outrider.lab.load.figures import Gain, RequestBatch
 from tests.unit.outrider.lab.load.turns import REFUSED, turns
 
 
@@ -23,4 +23,4 @@ def test_an_interval_on_both_sides_of_one_is_neither_ahead_nor_behind() -> None:
 def test_few_batches_have_no_interval_and_no_outputs_no_ratio() -> None:
     few = Gain.of(turns([1.0] * 4), turns([2.0] * 4))
     assert few == Gain(2.0, None) and not few.is_ahead
-    assert Gain.of(turns([1.0]), [Batch((REFUSED,))]) is None
+    assert Gain.of(turns([1.0]), [RequestBatch((REFUSED,))]) is None

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.lab.alpha import show
 from outrider.lab.models.alpha import measure
-from outrider.lab.models.alpha_task import MODEL, DrafterSpec, Task
+from outrider.lab.models.alpha_task import MODEL, AlphaTask, DrafterSpec
 from tests.stack import DEMO_TARGET, OTHER_DRAFT
 from tests.tiny_models import tiny_llama, tiny_t5
 
@@ -68,7 +68,7 @@ def test_a_draft_that_is_the_target_at_another_temperature_gets_that(
         tiny_llama(tmp_path / name, seed=4, hidden_size=16, num_layers=1, context=64, sharpness=sharpness)
     drafter = DrafterSpec(MODEL, str(tmp_path / "draft"))
     settings = [{"temperature": temperature}]
-    *_, measured = measure(Task(str(tmp_path / "target"), [drafter], ["the 1", "the 2"], 12, settings))
+    *_, measured = measure(AlphaTask(str(tmp_path / "target"), [drafter], ["the 1", "the 2"], 12, settings))
     (row,) = measured["rows"]
     found = row["draft_temperature"]
     assert found["temperature"] == pytest.approx(best)
@@ -82,6 +82,8 @@ def test_a_draft_that_is_the_target_at_another_temperature_gets_that(
 
 def test_a_draft_of_another_tokenizer_is_compared_over_the_targets_tokens() -> None:
     prompts = ["def read(self, size):\n", "import os\n\nclass Queue:\n"]
-    *_, measured = measure(Task(DEMO_TARGET, [DrafterSpec(MODEL, OTHER_DRAFT)], prompts, 16, [{"temperature": 0.0}]))
+    *_, measured = measure(
+        AlphaTask(DEMO_TARGET, [DrafterSpec(MODEL, OTHER_DRAFT)], prompts, 16, [{"temperature": 0.0}])
+    )
     (row,) = measured["rows"]
     assert 0.2 < row["alpha"]["mean"] == row["greedy"]["mean"] < 0.9 and row["drafted"]["mean"] == 1.0

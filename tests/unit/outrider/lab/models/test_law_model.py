@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.lab.models.alpha_task import Task
+from outrider.lab.models.alpha_task import AlphaTask
 from outrider.lab.models.law_model import DistributionModel
 from outrider.lab.models.tally import best_id
 from outrider.wire.requests.params import SamplingParams
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> DistributionModel:
-    task = Task(str(folder), [], [], 6, [{"temperature": 0.0}], dtype="float32", device="cpu")
+    task = AlphaTask(str(folder), [], [], 6, [{"temperature": 0.0}], dtype="float32", device="cpu")
     return DistributionModel(str(folder), task, 64)
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from outrider.lab.load.figures import Batch, LoadFigures
+from outrider.lab.load.figures import LoadFigures, RequestBatch
 from outrider.lab.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, money_to_json, show_money
 from tests.unit.outrider.lab.load.turns import REFUSED, turns
 
@@ -48,7 +48,7 @@ def test_tables_fit_80_columns_and_what_wins_is_there_to_type() -> None:
 
 def test_an_unclear_difference_is_no_win_of_plain() -> None:
     few, noisy = rung(1, [2.0] * 4, [1.0] * 4), rung(4, [1.0, 2.0] * 3, [2.0, 1.0] * 3)
-    failed = LoadFigures.of(8, [Batch((REFUSED,))], turns([1.0]))
+    failed = LoadFigures.of(8, [RequestBatch((REFUSED,))], turns([1.0]))
     rows = Money({SPLIT: [few, noisy, failed]}, PRICE).rows
     assert [(row.cheapest, row.fair_draft_price) for row in rows] == [([], None)] * 3
 

@@ -46,7 +46,7 @@ def test_numbers_and_files_that_cannot_be_are_named_before_anything_is_built(
     apply(folder)
     message = refusal(partial(load_dense, folder))
     assert named in message and str(folder) in message
-    doctor = partial(checkup.read_model, str(folder), checkup.Task(str(folder), [], "cpu", "float32"))
+    doctor = partial(checkup.read_model, str(folder), checkup.CheckTask(str(folder), [], "cpu", "float32"))
     assert refusal(doctor) == message
 
 
