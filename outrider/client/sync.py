@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -72,18 +72,41 @@ class LoopThread:
             coroutine.close()
             check_fork()  # raises where a new client would not work either
             raise OutriderError(f"this {self._owner} was made before this process was forked; make a new one here")
-        with self._lock:
-            if self._stopped:
-                coroutine.close()
-                raise ClosedError(f"this {self._owner} is closed; make a new one")
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = Future[Result]()  # made before the call begins, so that an interrupt at any time finds it
         try:
+            with self._lock:
+                if self._stopped:
+                    coroutine.close()
+                    raise ClosedError(f"this {self._owner} is closed; make a new one")
+                self._loop.call_soon_threadsafe(self._start, coroutine, future)
             return future.result()
         except CancelledError:
             raise ClosedError(f"the {self._owner} was closed while this call was in progress") from None
         except BaseException:
             future.cancel()
             raise
+
+    def _start(self, coroutine: Coroutine[Any, Any, Result], future: Future[Result]) -> None:
+        if future.cancelled():
+            coroutine.close()
+            return
+        task = self._loop.create_task(coroutine)
+
+        def cancel_task(_: Future[Result]) -> None:
+            if future.cancelled() and not task.done():
+                self._loop.call_soon_threadsafe(task.cancel)
+
+        def settle(_: asyncio.Task[Result]) -> None:
+            if task.cancelled():
+                future.cancel()
+            elif (error := task.exception()) is not None:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+            elif future.set_running_or_notify_cancel():
+                future.set_result(task.result())
+
+        task.add_done_callback(settle)
+        future.add_done_callback(cancel_task)
 
     def stop(self) -> None:
         """End the thread and close its AsyncClient. Idempotent; any thread may call it.

@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,25 @@ def test_ctrl_c_in_a_waiting_call_cancels_it_and_leaves_the_client_usable(gatewa
         with pytest.raises(KeyboardInterrupt):
             client.generate("hello")
         interrupted.result(5)
+        assert eventually(gateway.cancelled)
+        assert client.generate("hello").text == TEXT
+
+
+def test_ctrl_c_while_a_call_begins_cancels_it(gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway.scripts.append(hanging())
+    with Client(gateway.address) as client:
+        loop = client._thread._loop
+        begin = loop.call_soon_threadsafe
+
+        def begin_and_interrupt(*args: Any) -> None:
+            monkeypatch.undo()
+            begin(*args)
+            assert eventually(gateway.asked)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", begin_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.generate("hello")
         assert eventually(gateway.cancelled)
         assert client.generate("hello").text == TEXT
 
