@@ -105,6 +105,11 @@ def hanging(num_rounds: int = 1) -> Script:
     return script
 
 
+def eventually(event: threading.Event) -> bool:
+    """Wait a while for what the gateway notes. Return whether it came."""
+    return event.wait(5)
+
+
 class ScriptedGateway(gateway_pb2_grpc.GenerationServiceServicer):
     """Plays `scripts` in turn, then `answer`. Remembers what it was asked."""
 

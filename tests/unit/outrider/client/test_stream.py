@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 import time
 
 import pytest
@@ -11,11 +10,7 @@ from outrider.client import AsyncClient
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
 from tests.unit.outrider.client.connected import FakeTransport
-from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, hanging, rounds
-
-
-def eventually(event: threading.Event) -> bool:
-    return event.wait(5)
+from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, eventually, hanging, rounds
 
 
 async def test_leaving_the_block_cancels_at_the_server(gateway: ScriptedGateway) -> None:

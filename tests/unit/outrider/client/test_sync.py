@@ -13,11 +13,7 @@ import pytest
 
 from outrider.client import Client, Completion
 from outrider.wire import errors
-from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, hanging
-
-
-def eventually(event: threading.Event) -> bool:
-    return event.wait(5)
+from tests.unit.outrider.client.scripted_gateway import TEXT, ScriptedGateway, eventually, hanging
 
 
 def test_sync_client_does_all_the_async_one_does(gateway: ScriptedGateway) -> None:
